@@ -1,0 +1,69 @@
+"""One engine on one kind of card with every value decided: no null is left."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvexp.dtypes import DType, KvDtype, Quantization
+from kvexp.request import Gpu, Model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """What an engine resolves a request to.
+
+    `total_bytes`, `free_bytes` (at the engine's baseline) and `used_by_others_bytes` are of one
+    card; every rank has one. `notes` are the assumptions made on the way.
+    """
+
+    model: Model
+    gpu: Gpu
+    engine: str
+    engine_version: str
+    usage: str
+    dtype: DType
+    quantization: Quantization | None
+    kv_dtype: KvDtype
+    block_size: int
+    util: float
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    tp: int
+    pp: int
+    enforce_eager: bool
+    total_bytes: int
+    free_bytes: int
+    used_by_others_bytes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        """Cards of one replica."""
+        return self.tp * self.pp
+
+    @property
+    def kv_heads_per_rank(self) -> int:
+        """KV heads that one rank stores; heads are replicated when tp exceeds them."""
+        return max(1, self.model.kv_heads // self.tp)
+
+    def effective(self) -> dict[str, Any]:
+        """The values that were used, as plain data for result.json."""
+        return {
+            "engine": self.engine,
+            "engine_version": self.engine_version,
+            "usage": self.usage,
+            "dtype": self.dtype.name,
+            "quantization": self.quantization.name if self.quantization else None,
+            "kv_dtype": self.kv_dtype.name,
+            "block_size": self.block_size,
+            "util": self.util,
+            "max_model_len": self.max_model_len,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_num_seqs": self.max_num_seqs,
+            "tp": self.tp,
+            "pp": self.pp,
+            "enforce_eager": self.enforce_eager,
+            "total_bytes": self.total_bytes,
+            "free_bytes": self.free_bytes,
+            "used_by_others_bytes": self.used_by_others_bytes,
+        }

@@ -1,0 +1,47 @@
+"""Element types by the short names used on the command line."""
+
+from enum import Enum
+
+
+class DType(Enum):
+    """Compute dtype of a model; the value is torch's name. `auto` is the checkpoint's own."""
+
+    auto = "auto"
+    bf16 = "bfloat16"
+    fp16 = "float16"
+    fp32 = "float32"
+
+    @property
+    def itemsize_bytes(self) -> int:
+        """Bytes of one element."""
+        return {"bfloat16": 2, "float16": 2, "float32": 4}[self.value]
+
+
+class KvDtype(Enum):
+    """Storage dtype of the KV cache; the value is vLLM's `--kv-cache-dtype` name.
+
+    `auto` is the compute dtype, or the checkpoint's own KV scheme where it has one.
+    """
+
+    auto = "auto"
+    bf16 = "bfloat16"
+    fp16 = "float16"
+    fp32 = "float32"
+    fp8 = "fp8"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m2 = "fp8_e5m2"
+    int8_per_token_head = "int8_per_token_head"
+    fp8_per_token_head = "fp8_per_token_head"
+    int4_per_token_head = "int4_per_token_head"
+    nvfp4 = "nvfp4"
+
+    @property
+    def is_fp8(self) -> bool:
+        """True for the per-tensor fp8 formats."""
+        return self in (KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2)
+
+
+class Quantization(Enum):
+    """Weight quantisation; never decides the KV dtype."""
+
+    fp8 = "fp8"

@@ -1,0 +1,82 @@
+"""The contract of a profiler plugin: how the memory terms become known."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvexp.deployment import Deployment
+from kvexp.engine import CachePlan, Engine
+from kvexp.results import Profile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceFacts:
+    """The card at hand, as its driver reports it before anything is loaded."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+class Measurement(ABC):
+    """One pass through the stages, in this order: start, load, warmup, allocate, close.
+
+    The pipeline calls every method once; `close` always, whatever happened before. An exception
+    ends the point with the stage in which it was raised.
+    """
+
+    @abstractmethod
+    def start(self) -> DeviceFacts | None:
+        """Take hold of the device and read it; None where there is none."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Put the weights on the device."""
+
+    @abstractmethod
+    def warmup(self) -> tuple[Profile, ...]:
+        """Run the largest forward the engine would ever run; return one profile a rank."""
+
+    @abstractmethod
+    def allocate(self, plan: CachePlan) -> int | None:
+        """Really allocate the cache and return its bytes; None where nothing is allocated."""
+
+    def readings(self) -> Mapping[str, Any]:
+        """Raw counters by stage, as plain data; empty where there are none."""
+        return {}
+
+    def close(self) -> None:
+        """Give everything back."""
+        return
+
+
+@dataclass
+class Profiler(ABC):
+    """One way to learn the profile of a deployment.
+
+    A subclass is a plain dataclass: its fields are its options (`profiler.interval_s=0.02`), its
+    entry-point name is its option name (`profiler=nvml`). `timeout_s` ends an isolated point
+    that takes longer, as status timeout.
+    """
+
+    timeout_s: float | None = None
+
+    isolated: ClassVar[bool] = False
+    """True when every point must run in a fresh process, since it touches a device."""
+
+    def check(self) -> None:
+        """Do nothing where this machine can run this profiler.
+
+        Raises:
+            ProfilerUnavailable: it cannot; the message says what is missing.
+        """
+        return
+
+    @abstractmethod
+    def open(self, deployment: Deployment, engine: Engine) -> Measurement:
+        """A measurement of `deployment`; nothing happens before its first method is called.
+
+        Raises:
+            InvalidValue: the deployment cannot be measured this way.
+        """

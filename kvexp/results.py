@@ -1,0 +1,217 @@
+"""What flows out of the pipeline: frozen facts, every size in bytes.
+
+The names here are the names in result.json and in MLflow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Provenance(StrEnum):
+    """How a number is known."""
+
+    measured = "measured"  # read from a counter of this run
+    simulated = "simulated"  # from a simulation of the allocator
+    derived = "derived"  # from a rule that measurements confirmed for this case
+    given = "given"  # stated by the user
+    assumed = "assumed"  # taken from another card, version or engine; the reason says which
+
+
+class Status(StrEnum):
+    """How a point ended."""
+
+    ok = "ok"
+    infeasible = "infeasible"
+    oom = "oom"
+    timeout = "timeout"
+    killed = "killed"
+    skipped = "skipped"
+    invalid = "invalid"
+    error = "error"
+
+
+class Stage(StrEnum):
+    """Where in a point's life it ended."""
+
+    compose = "compose"
+    resolve = "resolve"
+    start = "start"
+    load = "load"
+    warmup = "warmup"
+    budget = "budget"
+    allocate = "allocate"
+    graphs = "graphs"
+    done = "done"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One named share of a budget."""
+
+    name: str
+    size_bytes: int
+    provenance: Provenance
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """Device memory of one rank that is taken before the KV cache exists.
+
+    `non_torch` is what the engine charges outside the torch allocator: for vLLM the growth over
+    the baseline, for nano-vLLM everything in use there, the CUDA context included.
+    """
+
+    weights: Part
+    activation: Part
+    non_torch: Part
+    cudagraph: Part
+
+    @property
+    def weights_bytes(self) -> int:
+        """Allocated bytes of the loaded weights and buffers."""
+        return self.weights.size_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """Increase of the allocated peak over the weights during the worst-case forward."""
+        return self.activation.size_bytes
+
+    @property
+    def non_torch_bytes(self) -> int:
+        """Memory outside the torch allocator that the engine's budget charges."""
+        return self.non_torch.size_bytes
+
+    @property
+    def cudagraph_bytes(self) -> int:
+        """CUDA-graph memory that the engine's budget subtracts (not what capture takes)."""
+        return self.cudagraph.size_bytes
+
+    @property
+    def parts(self) -> tuple[Part, Part, Part, Part]:
+        """The terms in the order in which a budget lists them."""
+        return (self.non_torch, self.weights, self.activation, self.cudagraph)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """How one rank's share of the card is used; `parts` sum to `requested_bytes` exactly.
+
+    `available_bytes` is what the engine leaves for the KV cache (negative when the parts before
+    it already exceed the request; the part `shortfall` then carries the difference).
+    """
+
+    base: str
+    total_bytes: int
+    free_bytes: int
+    requested_bytes: int
+    available_bytes: int
+    parts: tuple[Part, ...]
+
+    def __post_init__(self) -> None:
+        summed = sum(part.size_bytes for part in self.parts)
+        if summed != self.requested_bytes:
+            raise AssertionError(f"parts sum to {summed}, not to {self.requested_bytes}")
+
+    def part(self, name: str) -> Part:
+        """The part of that name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for part in self.parts:
+            if part.name == name:
+                return part
+        raise KeyError(name)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Bytes of the blocks: `num_blocks` times the bytes of one block on this rank."""
+        return sum(part.size_bytes for part in self.parts if part.name == "kv_cache")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankResult:
+    """One rank of a tensor- and pipeline-parallel engine."""
+
+    rank: int
+    tp_rank: int
+    pp_rank: int
+    first_layer: int
+    num_layers: int
+    num_blocks: int
+    block_bytes: int
+    profile: Profile
+    budget: Budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """Why the engine would not start, with the figures it would print."""
+
+    kind: str
+    message: str
+    rank: int
+    needed_bytes: int
+    available_bytes: int
+    estimated_max_model_len: int | None = None
+
+    @property
+    def gap_bytes(self) -> int:
+        """How much is missing."""
+        return self.needed_bytes - self.available_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvGroup:
+    """Layers that share a block table."""
+
+    kind: str
+    num_layers: int
+    block_size: int
+    page_size_bytes: int
+    num_blocks: int
+    blocks_per_request: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One point: everything that is known about it, ready to keep.
+
+    `num_blocks`, `kv_tokens` and `max_concurrency` are what the engine would print, 0 when it
+    refuses and null when the point ended before they were known. `num_blocks_low` and `_high`
+    carry the uncertainty of the card's total where only a printed figure is known.
+    `requested` holds the values as asked for (null: the engine's default), `effective` the
+    values that were used. `readings` are the raw counters of a measuring profiler.
+    """
+
+    status: Status
+    stage: Stage
+    reason: str
+    num_blocks: int | None = None
+    num_blocks_low: int | None = None
+    num_blocks_high: int | None = None
+    block_size: int | None = None
+    block_bytes: int | None = None
+    kv_tokens: int | None = None
+    max_concurrency: float | None = None
+    allocated_bytes: int | None = None
+    budget: Budget | None = None
+    profile: Profile | None = None
+    refusal: Refusal | None = None
+    layout: str | None = None
+    groups: tuple[KvGroup, ...] = ()
+    ranks: tuple[RankResult, ...] = ()
+    log_lines: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    requested: Mapping[str, Any] = field(default_factory=dict)
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    readings: Mapping[str, Any] = field(default_factory=dict)
+    duration_s: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True when the engine would start and every stage ran."""
+        return self.status is Status.ok
