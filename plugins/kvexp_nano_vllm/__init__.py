@@ -1,0 +1,285 @@
+"""nano-vLLM: a small engine whose budget charges everything in use on the card.
+
+The rules are those of `engine/model_runner.py` (warmup_model, allocate_kv_cache) and `config.py`
+at commit bb823b3. Its warm-up is derived from its layers and was not measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvexp.contract import (
+    MIB,
+    CachePlan,
+    CachingAllocator,
+    Deployment,
+    DType,
+    Engine,
+    InvalidValue,
+    Knobs,
+    KvDtype,
+    KvGroup,
+    Part,
+    Profile,
+    Provenance,
+    Quota,
+    RankShape,
+    Refusal,
+    Slice,
+    gib,
+    weights,
+)
+
+BLOCK_MULTIPLE = 256
+WORKSPACE_BYTES = 32 * MIB
+FIRST_KERNELS_BYTES = 168 * MIB  # growth over the context after one forward, H200
+COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
+UNVERIFIED = "derived from nano-vLLM's layers, not verified by a measurement"
+
+
+@dataclass
+class NanoVllm(Engine):
+    """nano-vLLM at the commit named in its version; memory terms are not verified."""
+
+    version: str = "bb823b3"
+
+    charges_context: ClassVar[bool] = True
+
+    def resolve(self, knobs: Knobs, name: str) -> Deployment:
+        """See `Engine.resolve`."""
+        _check(knobs)
+        model, gpu = knobs.model, knobs.gpu
+        dtype = model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+        if knobs.kv_dtype not in (KvDtype.auto, KvDtype[dtype.name]):
+            raise InvalidValue(
+                f"kv_dtype must be auto or {dtype.name} for nano-vLLM (the cache has the compute"
+                f" dtype), got {knobs.kv_dtype.name}"
+            )
+        length = min(knobs.max_model_len or 4096, model.max_position_embeddings)
+        tokens = knobs.max_num_batched_tokens or 16384
+        if tokens < length:
+            raise InvalidValue(
+                f"max_num_batched_tokens must be at least max_model_len ({length}) for nano-vLLM,"
+                f" got {tokens}"
+            )
+        free = gpu.free_bytes
+        if free is None:
+            free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
+        return Deployment(
+            model=model,
+            gpu=gpu,
+            engine=name,
+            engine_version=self.version,
+            usage="llm",
+            dtype=dtype,
+            quantization=None,
+            kv_dtype=KvDtype[dtype.name],
+            block_size=knobs.block_size or BLOCK_MULTIPLE,
+            util=0.9 if knobs.util is None else knobs.util,
+            max_model_len=length,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=knobs.max_num_seqs or 512,
+            tp=knobs.tp,
+            pp=1,
+            enforce_eager=knobs.enforce_eager,
+            total_bytes=gpu.total_bytes,
+            free_bytes=free,
+            used_by_others_bytes=gpu.used_by_others_bytes,
+        )
+
+    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
+        """Tensor-parallel ranks; each holds every layer."""
+        return tuple(
+            RankShape(
+                rank=rank,
+                tp_rank=rank,
+                pp_rank=0,
+                first_layer=0,
+                num_layers=deployment.model.num_hidden_layers,
+            )
+            for rank in range(deployment.tp)
+        )
+
+    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_weights`."""
+        return _assumed("weights", _weights_bytes(deployment), UNVERIFIED)
+
+    def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_activation`."""
+        return _assumed("activation", _activation_bytes(deployment), UNVERIFIED)
+
+    def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_non_torch`: everything in use, the context included."""
+        nccl = " and NCCL" if deployment.tp > 1 else ""
+        reason = f"context, first kernels{nccl}; taken from NVIDIA H200"
+        return _assumed("non_torch", _non_torch_bytes(deployment), reason)
+
+    def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_cudagraph`."""
+        return Part(
+            name="cudagraph",
+            size_bytes=0,
+            provenance=Provenance.derived,
+            reason="captured after the cache, nothing is reserved",
+        )
+
+    def refuse_start(self, deployment: Deployment) -> Refusal | None:
+        """Never: there is no check before it loads."""
+        return None
+
+    def quota(self, deployment: Deployment, profile: Profile) -> Quota:
+        """total x util - used - peak + current, with used = total - free after the warm-up."""
+        others = Part(
+            name="used_by_others",
+            size_bytes=deployment.used_by_others_bytes,
+            provenance=Provenance.given,
+            reason="other processes, inside nano-vLLM's `used`",
+        )
+        used = others.size_bytes + profile.non_torch_bytes + profile.weights_bytes
+        current = profile.weights_bytes
+        peak = current + profile.activation_bytes
+        available = int(deployment.total_bytes * deployment.util - used - peak + current)
+        parts = (others, *profile.parts[:3])
+        return Quota(
+            base="total",
+            requested_bytes=available + sum(part.size_bytes for part in parts),
+            available_bytes=available,
+            parts=parts,
+        )
+
+    def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
+        """Whole blocks of what is left; every rank counts its own, the least is safe."""
+        block_bytes = _block_bytes(deployment)
+        counts = tuple(max(0, left) // block_bytes for left in available_bytes)
+        blocks = min(counts)
+        rank = counts.index(blocks)
+        if blocks == 0:
+            return Refusal(
+                kind="no_memory",
+                message=f"{gib(available_bytes[rank])} are left for the cache, one block takes"
+                f" {gib(block_bytes)}",
+                rank=rank,
+                needed_bytes=block_bytes,
+                available_bytes=available_bytes[rank],
+            )
+        per_request = -(-deployment.max_model_len // deployment.block_size)
+        layers = deployment.model.num_hidden_layers
+        notes = []
+        if blocks < per_request:
+            notes.append(
+                f"a request of max_model_len {deployment.max_model_len} needs {per_request} blocks"
+                f" and is never admitted: the cache holds {blocks * deployment.block_size} tokens"
+            )
+        if len(set(counts)) > 1:
+            notes.append(f"ranks differ ({min(counts)} to {max(counts)} blocks); the least counts")
+        return CachePlan(
+            num_blocks=blocks,
+            block_size=deployment.block_size,
+            kv_tokens=blocks * deployment.block_size,
+            max_concurrency=float(min(blocks // per_request, deployment.max_num_seqs)),
+            max_model_len=deployment.max_model_len,
+            num_blocks_per_rank=counts,
+            block_bytes_per_rank=(block_bytes,) * len(counts),
+            groups=(
+                KvGroup(
+                    kind="full",
+                    num_layers=layers,
+                    block_size=deployment.block_size,
+                    page_size_bytes=block_bytes // layers,
+                    num_blocks=blocks,
+                    blocks_per_request=per_request,
+                ),
+            ),
+            layout=f"1 group of {layers} layers: full",
+            notes=tuple(notes),
+        )
+
+    def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
+        """Show its own figures by its own names; the engine itself prints nothing."""
+        return (f"num_kvcache_blocks = {plan.num_blocks}, kvcache_block_size = {plan.block_size}",)
+
+
+def _check(knobs: Knobs) -> None:
+    model = knobs.model
+    if knobs.quantization is not None:
+        raise InvalidValue(
+            f"quantization must be null for nano-vLLM, got {knobs.quantization.name}"
+        )
+    if knobs.pp != 1:
+        raise InvalidValue(f"pp must be 1 for nano-vLLM, got {knobs.pp}")
+    if knobs.block_size is not None and knobs.block_size % BLOCK_MULTIPLE:
+        raise InvalidValue(
+            f"block_size must be a multiple of {BLOCK_MULTIPLE} for nano-vLLM,"
+            f" got {knobs.block_size}"
+        )
+    allowed = [
+        n for n in range(1, 9) if model.num_attention_heads % n == 0 and model.kv_heads % n == 0
+    ]
+    if knobs.tp not in allowed:
+        raise InvalidValue(
+            f"tp must be one of {', '.join(map(str, allowed))} for {model.name} with nano-vLLM"
+            f" ({model.num_attention_heads} attention heads, {model.kv_heads} KV heads),"
+            f" got {knobs.tp}"
+        )
+
+
+def _assumed(name: str, size_bytes: int, reason: str) -> Part:
+    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.assumed, reason=reason)
+
+
+def _block_bytes(deployment: Deployment) -> int:
+    """2 x layers x block x (kv_heads // tp) x head_dim x itemsize."""
+    model = deployment.model
+    token = 2 * model.num_hidden_layers * deployment.kv_heads_per_rank * model.head_size
+    return token * deployment.block_size * deployment.dtype.itemsize_bytes
+
+
+def _weights_bytes(deployment: Deployment) -> int:
+    """Tensors of one rank through the allocator with its ordinary settings."""
+    model, dtype = deployment.model, deployment.dtype
+    share = Slice(
+        tp=deployment.tp,
+        num_layers=model.num_hidden_layers,
+        first_stage=True,
+        last_stage=True,
+    )
+
+    def sizes() -> Iterator[int]:
+        yield from (t.size_bytes for t in weights.embedding(model, share, dtype))
+        yield model.max_position_embeddings * model.head_size * 4  # one fp32 cos/sin cache
+        for _ in range(model.num_hidden_layers):
+            yield from (t.size_bytes for t in weights.attention(model, share, dtype, None))
+            yield from (t.size_bytes for t in weights.attention_norms(model, dtype))
+            yield from (t.size_bytes for t in weights.mlp(model, share, dtype, None))
+            yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
+        yield from (t.size_bytes for t in weights.head(model, share, dtype))
+
+    allocator = CachingAllocator()
+    for size in sizes():
+        allocator.allocate(size)
+    return allocator.allocated_bytes
+
+
+def _activation_bytes(deployment: Deployment) -> int:
+    """The larger of the decoder layer's peak and the sampler's, for the warm-up's prompts.
+
+    The layer holds residual, hidden and normalised states beside gate-up and its product, as in
+    vLLM's fused layers; the sampler holds the logits and three fp32 copies of them.
+    """
+    model, item = deployment.model, deployment.dtype.itemsize_bytes
+    seq_len = min(deployment.max_num_batched_tokens, deployment.max_model_len)
+    num_seqs = min(deployment.max_num_batched_tokens // seq_len, deployment.max_num_seqs)
+    tokens = seq_len * num_seqs
+    layer = item * tokens * (3 * model.intermediate_size // deployment.tp + 3 * model.hidden_size)
+    logits = num_seqs * model.vocab_size * (item + 3 * 4)
+    logits += item * model.hidden_size * (tokens + num_seqs)
+    return max(layer, logits) + WORKSPACE_BYTES
+
+
+def _non_torch_bytes(deployment: Deployment) -> int:
+    """Everything of this process outside the torch allocator after the warm-up."""
+    context = max(
+        0, deployment.total_bytes - deployment.free_bytes - deployment.used_by_others_bytes
+    )
+    growth = FIRST_KERNELS_BYTES + (COMMUNICATOR_BYTES if deployment.tp > 1 else 0)
+    return context + growth

@@ -1,0 +1,277 @@
+"""The vLLM engine plugin."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvexp.contract import (
+    MIB,
+    CachePlan,
+    Deployment,
+    DType,
+    Engine,
+    InvalidValue,
+    Knobs,
+    KvDtype,
+    Part,
+    Profile,
+    Provenance,
+    Quota,
+    RankShape,
+    Refusal,
+    cache,
+    gib,
+)
+from kvexp_vllm import activation, defaults
+from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
+from kvexp_vllm.weights import weights_memory_bytes
+
+MEASURED_CARD = "NVIDIA H200"
+NON_TORCH_BYTES = 230 * MIB
+NON_TORCH_PARALLEL_BYTES = 66 * MIB  # NCCL's start has caused the rest before the baseline
+V1_GRAPH_ESTIMATE_BYTES = 532676608  # llama3-8b, 51 sizes
+
+
+@dataclass
+class Vllm(Engine):
+    """vLLM at any version from 0.5 on; memory terms as measured on 0.26.
+
+    `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
+    `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
+    `async_scheduling`: batches in flight overlap, as is the default.
+    """
+
+    version: str = "0.26.0"
+    usage: str = "serve"
+    v2_model_runner: bool | None = None
+    async_scheduling: bool = True
+
+    @property
+    def rules(self) -> VersionRules:
+        """The facts of the version's column."""
+        return version_rules(self.version)
+
+    @property
+    def uses_v2_runner(self) -> bool:
+        """Whether a dense model runs on the V2 model runner."""
+        if self.v2_model_runner is None:
+            return self.rules.v2_runner_by_default
+        return self.v2_model_runner
+
+    def resolve(self, knobs: Knobs, name: str) -> Deployment:
+        """See `Engine.resolve`."""
+        rules = self.rules
+        if self.usage not in defaults.USAGES:
+            raise InvalidValue(
+                f"engine.usage must be one of {', '.join(defaults.USAGES)}, got {self.usage!r}"
+            )
+        if knobs.block_size is not None and knobs.block_size % 16:
+            raise InvalidValue(
+                f"block_size must be a multiple of 16 for vLLM, got {knobs.block_size}"
+            )
+        defaults.check_parallel(knobs)
+        dtype = knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+        length = defaults.max_model_len(knobs)
+        tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
+        gpu = knobs.gpu
+        free = gpu.free_bytes
+        if free is None:
+            free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
+        return Deployment(
+            model=knobs.model,
+            gpu=gpu,
+            engine=name,
+            engine_version=self.version,
+            usage=self.usage,
+            dtype=dtype,
+            quantization=knobs.quantization,
+            kv_dtype=_kv_dtype(knobs, dtype),
+            block_size=knobs.block_size or 16,
+            util=rules.util if knobs.util is None else knobs.util,
+            max_model_len=length,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seqs,
+            tp=knobs.tp,
+            pp=knobs.pp,
+            enforce_eager=knobs.enforce_eager,
+            total_bytes=gpu.total_bytes,
+            free_bytes=free,
+            used_by_others_bytes=gpu.used_by_others_bytes,
+            notes=self._notes(knobs),
+        )
+
+    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
+        """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
+        shapes: list[RankShape] = []
+        ranges = cache.pp_layer_ranges(deployment.model.num_hidden_layers, deployment.pp)
+        for pp_rank, (first, last) in enumerate(ranges):
+            for tp_rank in range(deployment.tp):
+                shapes.append(
+                    RankShape(
+                        rank=len(shapes),
+                        tp_rank=tp_rank,
+                        pp_rank=pp_rank,
+                        first_layer=first,
+                        num_layers=last - first,
+                    )
+                )
+        return tuple(shapes)
+
+    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_weights`."""
+        fp8 = deployment.quantization is not None
+        return Part(
+            name="weights",
+            size_bytes=weights_memory_bytes(deployment, shape),
+            provenance=Provenance.derived,
+            reason="tensors of this rank through the loader's allocator"
+            + ("; fp8 scales and residue from one measured case" if fp8 else ""),
+        )
+
+    def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_activation`."""
+        peak = activation.peak(deployment, shape, v2_runner=self.uses_v2_runner)
+        doubts = self._doubts(deployment)
+        if not peak.exact:
+            doubts.append("rule fitted to few cases")
+        rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
+        return _predicted(
+            "activation",
+            peak.size_bytes,
+            f"peak of the {peak.phase}: {deployment.max_num_batched_tokens} tokens, {rows} rows",
+            doubts,
+        )
+
+    def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_non_torch`."""
+        doubts = self._doubts(deployment)
+        size = NON_TORCH_BYTES
+        if deployment.num_ranks > 1:
+            size = NON_TORCH_PARALLEL_BYTES
+        if deployment.num_ranks > 2:
+            doubts.append("measured for two ranks")
+        return _predicted(
+            "non_torch", size, "growth over the baseline: kernels and library handles", doubts
+        )
+
+    def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_cudagraph`."""
+        estimates = self.rules.estimates_graphs
+        if deployment.enforce_eager:
+            return _predicted("cudagraph", 0, "eager: no graphs", [])
+        if estimates == "never":
+            return _predicted("cudagraph", 0, f"vLLM {self.version} subtracts no graph memory", [])
+        if estimates == "v1_runner" and self.uses_v2_runner:
+            return _predicted(
+                "cudagraph",
+                0,
+                "the V2 model runner subtracts no graph memory, capture still takes some",
+                [],
+            )
+        return _predicted(
+            "cudagraph",
+            V1_GRAPH_ESTIMATE_BYTES,
+            "estimate of llama3-8b with 51 sizes",
+            [*self._doubts(deployment), "V1 runner of vLLM 0.26"],
+        )
+
+    def refuse_start(self, deployment: Deployment) -> Refusal | None:
+        """Free memory at the baseline below the request (`request_memory`)."""
+        requested = self._requested_bytes(deployment)
+        if not self.rules.checks_free_memory or deployment.free_bytes >= requested:
+            return None
+        reachable = deployment.free_bytes / deployment.total_bytes
+        return Refusal(
+            kind="free_memory_too_low",
+            message=(
+                f"{gib(deployment.free_bytes)} of {gib(deployment.total_bytes)} are free at start,"
+                f" less than the {gib(requested)} that util={deployment.util:g} requests; util may"
+                f" be at most {math.floor(reachable * 10000) / 10000:g}"
+            ),
+            rank=0,
+            needed_bytes=requested,
+            available_bytes=deployment.free_bytes,
+        )
+
+    def quota(self, deployment: Deployment, profile: Profile) -> Quota:
+        """requested - (non-torch + weights + activation) - graph estimate."""
+        requested = self._requested_bytes(deployment)
+        taken = sum(part.size_bytes for part in profile.parts)
+        if not self.rules.requested_is_whole:
+            available = int(deployment.total_bytes * deployment.util - taken)
+            requested = available + taken
+        return Quota(
+            base="total",
+            requested_bytes=requested,
+            available_bytes=requested - taken,
+            parts=profile.parts,
+        )
+
+    def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
+        """Divide by the planner of vLLM at this version."""
+        return cache.plan(
+            deployment,
+            self.ranks(deployment),
+            available_bytes,
+            rules=cache.rules_for(self.version),
+            in_flight_tokens=cache.max_in_flight_tokens(
+                deployment.max_num_batched_tokens,
+                pp=deployment.pp,
+                async_scheduling=self.async_scheduling,
+                v2_model_runner=self.uses_v2_runner,
+            ),
+        )
+
+    def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
+        """The two lines of the engine core."""
+        length = plan.max_model_len
+        return (
+            f"GPU KV cache size: {plan.kv_tokens:,} tokens",
+            f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x",
+        )
+
+    def _requested_bytes(self, deployment: Deployment) -> int:
+        product = deployment.total_bytes * deployment.util
+        return math.ceil(product) if self.rules.requested_is_whole else int(product)
+
+    def _notes(self, knobs: Knobs) -> tuple[str, ...]:
+        notes = []
+        if knobs.model.head_dim is None:
+            notes.append(f"head_dim = hidden_size / heads = {knobs.model.head_size}")
+        if knobs.model.num_key_value_heads is None:
+            notes.append(f"num_key_value_heads = num_attention_heads = {knobs.model.kv_heads}")
+        if release_of(self.version) != MEASURED:
+            notes.append(f"memory terms of vLLM {self.version} follow the rules measured on 0.26")
+        if knobs.gpu.total_error_bytes:
+            notes.append(
+                f"total memory of {knobs.gpu.name} is known to +-0.005 GiB only"
+                f" ({knobs.gpu.source})"
+            )
+        return tuple(notes)
+
+    def _doubts(self, deployment: Deployment) -> list[str]:
+        """Why a measured constant may not hold for this card and version."""
+        doubts = []
+        if deployment.gpu.name != MEASURED_CARD:
+            doubts.append(f"taken from {MEASURED_CARD}")
+        if release_of(self.version) != MEASURED:
+            doubts.append("taken from vLLM 0.26")
+        return doubts
+
+
+def _predicted(name: str, size_bytes: int, reason: str, doubts: list[str]) -> Part:
+    return Part(
+        name=name,
+        size_bytes=size_bytes,
+        provenance=Provenance.assumed if doubts else Provenance.derived,
+        reason="; ".join([reason, *doubts]),
+    )
+
+
+def _kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
+    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
+    if knobs.kv_dtype is KvDtype.auto:
+        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
+    if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
+        raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
+    return knobs.kv_dtype

@@ -1,0 +1,124 @@
+"""What vLLM's versions do differently outside the cache planner.
+
+One row a column of releases, read from the wheels of 0.5.4, 0.6.3, 0.8.5, 0.11.0, 0.13.0, 0.18.0,
+0.22.0, 0.26.0 and 0.33.0. A version between two rows takes the nearest older row.
+"""
+
+import re
+from dataclasses import dataclass
+
+from kvexp.contract import InvalidValue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionRules:
+    """Facts of one column.
+
+    `requested_is_whole`: the request is ceil(total x util) rather than a float.
+    `checks_free_memory`: start is refused when less than the request is free.
+    `estimates_graphs`: whether a CUDA-graph estimate is subtracted: never, for the V1 model
+    runner only, or always.
+    `v2_runner_by_default`: dense models run on the V2 model runner.
+    `large_cards_batch`: (LLM class, API server) tokens from 160 GiB up, where they differ.
+    """
+
+    first: tuple[int, int]
+    util: float
+    requested_is_whole: bool
+    checks_free_memory: bool
+    estimates_graphs: str
+    v2_runner_by_default: bool
+    seqs_by_memory: bool
+    very_large_server_tokens: int = 8192
+
+
+COLUMNS = (
+    VersionRules(
+        first=(0, 5),
+        util=0.9,
+        requested_is_whole=False,
+        checks_free_memory=False,
+        estimates_graphs="never",
+        v2_runner_by_default=False,
+        seqs_by_memory=False,
+    ),
+    VersionRules(
+        first=(0, 8),
+        util=0.9,
+        requested_is_whole=False,
+        checks_free_memory=False,
+        estimates_graphs="never",
+        v2_runner_by_default=False,
+        seqs_by_memory=True,
+    ),
+    VersionRules(
+        first=(0, 11),
+        util=0.9,
+        requested_is_whole=False,
+        checks_free_memory=True,
+        estimates_graphs="never",
+        v2_runner_by_default=False,
+        seqs_by_memory=True,
+    ),
+    VersionRules(
+        first=(0, 18),
+        util=0.9,
+        requested_is_whole=True,
+        checks_free_memory=True,
+        estimates_graphs="never",
+        v2_runner_by_default=False,
+        seqs_by_memory=True,
+    ),
+    VersionRules(
+        first=(0, 21),
+        util=0.92,
+        requested_is_whole=True,
+        checks_free_memory=True,
+        estimates_graphs="v1_runner",
+        v2_runner_by_default=False,
+        seqs_by_memory=True,
+    ),
+    VersionRules(
+        first=(0, 26),
+        util=0.92,
+        requested_is_whole=True,
+        checks_free_memory=True,
+        estimates_graphs="v1_runner",
+        v2_runner_by_default=True,
+        seqs_by_memory=True,
+    ),
+    VersionRules(
+        first=(0, 27),
+        util=0.92,
+        requested_is_whole=True,
+        checks_free_memory=True,
+        estimates_graphs="always",
+        v2_runner_by_default=True,
+        seqs_by_memory=True,
+        very_large_server_tokens=16384,
+    ),
+)
+MEASURED = (0, 26)
+"""The release whose memory terms were measured."""
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Major and minor number of a version.
+
+    Raises:
+        InvalidValue: it is no version, or older than every column.
+    """
+    match = re.match(r"v?(\d+)\.(\d+)(?:[.\-+a-z]|$)", version)
+    release = (int(match[1]), int(match[2])) if match else (-1, -1)
+    if release < COLUMNS[0].first:
+        raise InvalidValue(
+            f"engine.version must be a vLLM version from 0.5 on, such as 0.26.0, got {version!r}"
+            " (in YAML write it in quotes: a bare 0.20 is read as 0.2)"
+        )
+    return release
+
+
+def version_rules(version: str) -> VersionRules:
+    """The column of a version: the newest one that is not younger than it."""
+    release = release_of(version)
+    return max((c for c in COLUMNS if c.first <= release), key=lambda c: c.first)
