@@ -1,0 +1,161 @@
+"""Hydra's and OmegaConf's errors as one line with the nearest right spelling."""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from kvexp.schema import Run
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
+"""What composition raises; a ValueError is a user's mistake only where Hydra raised it."""
+
+_HYDRAS_OWN = ("Config group override must be", "Only one of --run", "The --resolve flag")
+
+_KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A user's mistake in one line; `is_request` when no point of a sweep can be right."""
+
+    message: str
+    is_request: bool
+
+
+def is_users_mistake(error: BaseException) -> bool:
+    """Whether composition refused what was typed, rather than failed in itself."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return True
+    return str(error).startswith(_HYDRAS_OWN)
+
+
+def explain(error: BaseException) -> Problem:
+    """Say in one line what is wrong with what was typed or written in YAML."""
+    text = str(error)
+    if isinstance(error, MissingConfigException):
+        return _missing(text)
+    if isinstance(error, OverrideParseException):
+        return Problem(message=_unreadable(error), is_request=True)
+    cause = error.__cause__ if isinstance(error, ConfigCompositionException) else error
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError):
+        return Problem(message=_unknown_key(cause), is_request=True)
+    if isinstance(cause, MissingMandatoryValue):
+        return Problem(message=f"a value is missing: {_first_line(cause)}", is_request=False)
+    if isinstance(cause, InterpolationResolutionError):
+        return Problem(message=_one_line(str(cause)), is_request=True)
+    if isinstance(cause, ValidationError):
+        return Problem(message=_wrong_value(cause), is_request=False)
+    if "Config group override must be a string" in text:
+        return Problem(message=f"a group takes one option name: {_one_line(text)}", is_request=True)
+    if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        return Problem(
+            message=f"{match[1]}={match[2]} holds several values: add -m to sweep over them,"
+            f" or write {match[1]}=[{match[2]}] for one list",
+            is_request=True,
+        )
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return Problem(message=_unknown_path(match[1]), is_request=True)
+    return Problem(message=_one_line(text), is_request=True)
+
+
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean X?`, or nothing where no known word is near."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {prefix}{found[0]}?" if found else ""
+
+
+def known_keys(node: type = Run, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema; plugin options are not among them."""
+    hints = get_type_hints(node)
+    for item in fields(node):
+        kind = hints[item.name]
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield f"{prefix}{item.name}"
+            yield from known_keys(kind, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}"
+
+
+def _missing(text: str) -> Problem:
+    match = re.search(r"Could not find '([^'/]+)/([^']*)'", text)
+    if match is None:
+        return Problem(message=_one_line(text.split("Available options")[0]), is_request=True)
+    group, option = match[1], match[2]
+    options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+    shown = (
+        f"; options: {', '.join(options)}" if len(options) <= 12 else "; see python -m kvexp.list"
+    )
+    return Problem(
+        message=f"{group}={option} does not exist{nearest(option, options) or shown}",
+        is_request=group not in ("model", "gpu", "engine", "profiler"),
+    )
+
+
+def _unknown_key(cause: ConfigKeyError | ConfigAttributeError) -> str:
+    key = str(cause.full_key or cause.key or "")
+    parent, _, leaf = key.rpartition(".")
+    node: Any = cause.object_type
+    siblings = [k.rpartition(".")[2] for k in known_keys() if k.rpartition(".")[0] == parent]
+    if isinstance(node, type) and is_dataclass(node):
+        siblings = [item.name for item in fields(node)]
+    hint = nearest(leaf, siblings, prefix=f"{parent}." if parent else "")
+    if not hint and parent:
+        hint = f"; {parent} has {', '.join(sorted(siblings))}"
+    if not hint:
+        hint = nearest(key, known_keys()) or "; see python -m kvexp --help"
+    return f"unknown option {key}{hint}"
+
+
+def _unknown_path(key: str) -> str:
+    return f"unknown option {key}{nearest(key, known_keys()) or '; see python -m kvexp --help'}"
+
+
+def _wrong_value(cause: ValidationError) -> str:
+    key = str(cause.full_key or cause.key or "a value")
+    text = _first_line(cause)
+    if match := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text):
+        hint = nearest(match[1], match[2].split(", "))
+        return f"{key} must be one of {match[2]}, got {match[1]!r}{hint}"
+    if match := re.search(r"Value '(.*)' of type '.*' could not be converted to (\w+)", text):
+        return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
+    if match := re.search(r"Value '(.*)'(?: of type '.*')? is not a valid (\w+)", text):
+        return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
+    if "field is not Optional" in text:
+        return f"{key} must have a value, got null"
+    return f"{key}: {text}"
+
+
+def _unreadable(error: BaseException) -> str:
+    override = getattr(error, "override", None)
+    if not override:
+        return _one_line(str(error))
+    if "=" not in str(override):
+        return f"cannot read {override!r}: write key=value, for example util=0.9"
+    key, _, value = str(override).partition("=")
+    quoted = f'{key}="{value}"'
+    return f"cannot read {override!r}: put a value with special characters in quotes: '{quoted}'"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())

@@ -1,0 +1,267 @@
+"""load -> warmup -> budget -> allocate: how one point becomes a result."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from kvexp.deployment import Deployment
+from kvexp.engine import CachePlan, Engine, Quota, RankShape
+from kvexp.errors import InvalidValue
+from kvexp.profiler import DeviceFacts, Measurement
+from kvexp.results import (
+    Budget,
+    Part,
+    Profile,
+    Provenance,
+    RankResult,
+    Refusal,
+    Result,
+    Stage,
+    Status,
+)
+from kvexp.schema import Run
+from kvexp.units import gib
+from kvexp.workload import is_out_of_memory
+
+SAME_CARD = 0.02
+"""How far a measured total may be from the card that was asked for."""
+
+OnStage = Callable[[Stage], None]
+
+
+def execute(run: Run, engine_name: str, on_stage: OnStage = lambda stage: None) -> Result:
+    """Run one point to its end; whatever happens becomes a status, never an exception.
+
+    `on_stage` is told every stage as it begins. KeyboardInterrupt passes through.
+    """
+    started = perf_counter()
+    progress = _Progress(on_stage)
+    try:
+        result = _stages(run, engine_name, progress)
+    except Exception as error:
+        result = progress.keep(ended_by(error, progress.stage))
+    if not result.effective and progress.deployment is not None:
+        result = replace(
+            result, effective=progress.deployment.effective(), notes=progress.deployment.notes
+        )
+    return replace(result, duration_s=round(perf_counter() - started, 6))
+
+
+def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
+    """The pipeline itself, one line a step."""
+    engine = run.engine
+    progress.enter(Stage.resolve)
+    deployment = progress.decided(engine.resolve(run, engine_name))
+    measurement = progress.measured_by(run.profiler.open(deployment, engine))
+    with closing(measurement):
+        progress.enter(Stage.start)
+        deployment = progress.decided(on_device(deployment, measurement.start()))
+        if refusal := engine.refuse_start(deployment):
+            return progress.keep(refused(refusal, Stage.start))
+        progress.enter(Stage.load)
+        measurement.load()
+        progress.enter(Stage.warmup)
+        profiles = measurement.warmup()
+        progress.enter(Stage.budget)
+        quotas = [engine.quota(deployment, profile) for profile in profiles]
+        plan = engine.plan(deployment, [quota.available_bytes for quota in quotas])
+        allocated_bytes = None
+        if isinstance(plan, CachePlan):
+            progress.enter(Stage.allocate)
+            allocated_bytes = measurement.allocate(plan)
+        result = progress.keep(summary(engine, deployment, profiles, quotas, plan))
+    low, high = _bounds(engine, deployment, profiles)
+    return replace(
+        result, num_blocks_low=low, num_blocks_high=high, allocated_bytes=allocated_bytes
+    )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a point has come, for the case that it ends early."""
+
+    on_stage: OnStage
+    stage: Stage = Stage.resolve
+    deployment: Deployment | None = None
+    measurement: Measurement | None = None
+
+    def enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self.on_stage(stage)
+
+    def measured_by(self, measurement: Measurement) -> Measurement:
+        self.measurement = measurement
+        return measurement
+
+    def keep(self, result: Result) -> Result:
+        """The result with the counters that were read until now."""
+        read = self.measurement.readings() if self.measurement is not None else {}
+        return replace(result, readings={**read, **result.readings})
+
+    def decided(self, deployment: Deployment) -> Deployment:
+        self.deployment = deployment
+        return deployment
+
+
+def on_device(deployment: Deployment, device: DeviceFacts | None) -> Deployment:
+    """The deployment with the totals of the card at hand.
+
+    Raises:
+        InvalidValue: the card is not the one that was asked for.
+    """
+    if device is None:
+        return deployment
+    difference = abs(device.total_bytes - deployment.total_bytes)
+    if difference > SAME_CARD * deployment.total_bytes:
+        raise InvalidValue(
+            f"the device is {device.name} with {gib(device.total_bytes)},"
+            f" gpu={deployment.gpu.name} has {gib(deployment.total_bytes)}; choose its gpu option"
+        )
+    return replace(deployment, total_bytes=device.total_bytes, free_bytes=device.free_bytes)
+
+
+def summary(
+    engine: Engine,
+    deployment: Deployment,
+    profiles: Sequence[Profile],
+    quotas: Sequence[Quota],
+    plan: CachePlan | Refusal,
+) -> Result:
+    """Put together what the stages found; the rank that limits the cache stands at the top."""
+    shapes = engine.ranks(deployment)
+    ranks = tuple(
+        _rank(deployment, shape, profile, quota, plan)
+        for shape, profile, quota in zip(shapes, profiles, quotas, strict=True)
+    )
+    if isinstance(plan, Refusal):
+        least = ranks[plan.rank]
+        return replace(
+            refused(plan, Stage.budget),
+            block_size=deployment.block_size,
+            budget=least.budget,
+            profile=least.profile,
+            ranks=ranks,
+            effective=deployment.effective(),
+            notes=deployment.notes,
+        )
+    least = min(ranks, key=lambda rank: (rank.num_blocks, rank.rank))
+    return Result(
+        status=Status.ok,
+        stage=Stage.done,
+        reason="",
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        block_bytes=least.block_bytes,
+        kv_tokens=plan.kv_tokens,
+        max_concurrency=plan.max_concurrency,
+        budget=least.budget,
+        profile=least.profile,
+        layout=plan.layout,
+        groups=plan.groups,
+        ranks=ranks,
+        log_lines=engine.log_lines(deployment, plan),
+        notes=(*deployment.notes, *plan.notes),
+        effective=deployment.effective(),
+    )
+
+
+def refused(refusal: Refusal, stage: Stage) -> Result:
+    """A point at which the engine would not start."""
+    return Result(
+        status=Status.infeasible,
+        stage=stage,
+        reason=refusal.message,
+        num_blocks=0,
+        kv_tokens=0,
+        max_concurrency=0.0,
+        refusal=refusal,
+    )
+
+
+def ended_by(error: BaseException, stage: Stage) -> Result:
+    """A point that an exception ended."""
+    if isinstance(error, InvalidValue):
+        return Result(status=Status.invalid, stage=stage, reason=str(error))
+    text = " ".join(str(error).split()) or type(error).__name__
+    status = Status.oom if is_out_of_memory(error) else Status.error
+    reason = text if status is Status.oom else f"{type(error).__name__}: {text}"
+    trace = "".join(traceback.format_exception(error))
+    return Result(status=status, stage=stage, reason=reason, readings={"traceback": trace})
+
+
+def _rank(
+    deployment: Deployment,
+    shape: RankShape,
+    profile: Profile,
+    quota: Quota,
+    plan: CachePlan | Refusal,
+) -> RankResult:
+    num_blocks, own_blocks, block_bytes = 0, 0, 0
+    if isinstance(plan, CachePlan):
+        num_blocks, block_bytes = plan.num_blocks, plan.block_bytes_per_rank[shape.rank]
+        own_blocks = plan.num_blocks_per_rank[shape.rank]
+    return RankResult(
+        rank=shape.rank,
+        tp_rank=shape.tp_rank,
+        pp_rank=shape.pp_rank,
+        first_layer=shape.first_layer,
+        num_layers=shape.num_layers,
+        num_blocks=own_blocks,
+        block_bytes=block_bytes,
+        profile=profile,
+        budget=Budget(
+            base=quota.base,
+            total_bytes=deployment.total_bytes,
+            free_bytes=deployment.free_bytes,
+            requested_bytes=quota.requested_bytes,
+            available_bytes=quota.available_bytes,
+            parts=(*quota.parts, *_cache_parts(quota, num_blocks, block_bytes)),
+        ),
+    )
+
+
+def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part, ...]:
+    """The blocks and what is left over, or what is missing."""
+    cache_bytes = num_blocks * block_bytes
+    cache = Part(
+        name="kv_cache",
+        size_bytes=cache_bytes,
+        provenance=Provenance.derived,
+        reason=f"{num_blocks:,} blocks of {block_bytes:,} bytes",
+    )
+    rest = quota.available_bytes - cache_bytes
+    return (
+        cache,
+        Part(
+            name="unused" if rest >= 0 else "shortfall",
+            size_bytes=rest,
+            provenance=Provenance.derived,
+            reason="less than one block, or held back by another rank"
+            if num_blocks
+            else ("no blocks are allocated" if rest >= 0 else "the parts above exceed the request"),
+        ),
+    )
+
+
+def _bounds(
+    engine: Engine, deployment: Deployment, profiles: Sequence[Profile]
+) -> tuple[int | None, int | None]:
+    """Blocks at both ends of the card's uncertain total; (None, None) where it is exact."""
+    error = deployment.gpu.total_error_bytes
+    if error == 0 or deployment.total_bytes != deployment.gpu.total_bytes:
+        return None, None
+    low, high = (
+        _num_blocks(
+            engine, replace(deployment, total_bytes=deployment.total_bytes + delta), profiles
+        )
+        for delta in (-error, error)
+    )
+    return low, high
+
+
+def _num_blocks(engine: Engine, deployment: Deployment, profiles: Sequence[Profile]) -> int:
+    available = [engine.quota(deployment, profile).available_bytes for profile in profiles]
+    plan = engine.plan(deployment, available)
+    return 0 if isinstance(plan, Refusal) else plan.num_blocks

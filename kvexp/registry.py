@@ -1,0 +1,107 @@
+"""Plugins: an entry point `kvexp.<group>` is an option of the config group `<group>`."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+from kvexp.engine import Engine
+from kvexp.errors import RequestError
+from kvexp.profiler import Profiler
+from kvexp.schema import Run
+from kvexp.tracking import Tracking
+
+GROUPS: dict[str, type] = {"profiler": Profiler, "engine": Engine}
+"""Config groups whose options are plugin classes, with the base each must have."""
+
+
+class PluginSkipped(UserWarning):
+    """A plugin could not be used; the message names it and says why."""
+
+
+class PluginConf(SearchPathPlugin):
+    """Lets a plugin distribution ship YAML: entry point `kvexp.conf` names the package."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append every plugin's folder after our own."""
+        for point in entry_points(group="kvexp.conf"):
+            search_path.append(provider=point.name, path=f"pkg://{point.value}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plugin:
+    """One option of a plugin group and the class behind it."""
+
+    group: str
+    name: str
+    provider: str
+    cls: type
+
+    @property
+    def summary(self) -> str:
+        """First line of the class's docstring."""
+        return (self.cls.__doc__ or "").strip().splitlines()[0]
+
+
+def plugins(group: str) -> Iterator[Plugin]:
+    """The usable plugins of a group, by name; a broken one is skipped with a warning.
+
+    Raises:
+        RequestError: two distributions offer the same name.
+    """
+    seen: dict[str, str] = {}
+    for point in sorted(entry_points(group=f"kvexp.{group}"), key=lambda p: (p.name, p.value)):
+        provider = point.dist.name if point.dist else "unknown"
+        if point.name in seen:
+            if seen[point.name] == f"{provider} {point.value}":
+                continue  # one distribution found twice on the path
+            raise RequestError(
+                f"{group}={point.name} comes from both {seen[point.name].split()[0]} and"
+                f" {provider}; uninstall one of them"
+            )
+        seen[point.name] = f"{provider} {point.value}"
+        cls = _load(group, point, provider)
+        if cls is not None:
+            yield Plugin(group=group, name=point.name, provider=provider, cls=cls)
+
+
+def register() -> None:
+    """Tell Hydra the schema, the plugins and their YAML folders.
+
+    Raises:
+        RequestError: two plugins have one name.
+    """
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=Run)
+    store.store(group="tracking", name="tracking_schema", node=Tracking)
+    for group in GROUPS:
+        for plugin in plugins(group):
+            store.store(group=group, name=plugin.name, node=plugin.cls, provider=plugin.provider)
+    Plugins.instance().register(PluginConf)
+
+
+def config_dir() -> Path:
+    """The folder of YAML: inside the package in a wheel, beside it in a checkout."""
+    here = Path(__file__).parent
+    packaged = here / "conf"
+    return packaged if packaged.is_dir() else here.parent / "conf"
+
+
+def _load(group: str, point: EntryPoint, provider: str) -> type | None:
+    try:
+        cls = point.load()
+        if not (isinstance(cls, type) and issubclass(cls, GROUPS[group])):
+            raise TypeError(f"{point.value} is no subclass of {GROUPS[group].__name__}")
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            PluginSkipped(f"skipped {group}={point.name} from {provider}: {reason}"), stacklevel=3
+        )
+        return None
+    return cls
