@@ -1,0 +1,441 @@
+"""Results for people: a table, one point explained in full, a picture of the memory, a CSV file.
+
+Sizes are shown in GiB with two digits; where a figure must be exact the bytes stand beside it.
+"""
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvexp.results import Budget, Part, Result
+from kvexp.units import GIB, gib
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from rich.console import Console
+    from rich.table import Table
+
+MAX_COLUMNS = 60
+"""Most points that one picture shows."""
+
+CSV_COLUMNS = (
+    "point",
+    "status",
+    "stage",
+    "reason",
+    "num_blocks",
+    "num_blocks_low",
+    "num_blocks_high",
+    "block_size",
+    "block_bytes",
+    "kv_tokens",
+    "max_concurrency",
+    "weights_bytes",
+    "activation_bytes",
+    "non_torch_bytes",
+    "cudagraph_bytes",
+    "kv_cache_bytes",
+    "available_bytes",
+    "requested_bytes",
+    "total_bytes",
+    "allocated_bytes",
+    "duration_s",
+)
+
+_SHOWN_SIZES = (
+    "weights_bytes",
+    "activation_bytes",
+    "non_torch_bytes",
+    "cudagraph_bytes",
+    "kv_cache_bytes",
+)
+_Rows = Sequence[tuple[str, Result]]
+_PLAIN_WIDTH = 100
+_MIN_NAME_CHARS = 16  # longer names are folded where the table would be wider than the terminal
+_LEVEL_COUNTS = 8  # more columns than these have their counts written upright
+_UNDERLINED_HEAD = "    \n    \n -  \n    \n    \n    \n    \n    \n"
+_ABSENT = "-"
+_COLORS = {
+    "used_by_others": "#7f7f7f",
+    "non_torch": "#c7a76c",
+    "weights": "#4c72b0",
+    "activation": "#dd8452",
+    "cudagraph": "#8c6bb1",
+    "kv_cache": "#55a868",
+    "unused": "#e5e5e5",
+}
+_LABELS = {
+    "used_by_others": "used by others",
+    "non_torch": "non-torch",
+    "weights": "weights",
+    "activation": "activation",
+    "cudagraph": "CUDA graphs",
+    "kv_cache": "KV cache",
+    "unused": "unused",
+    "shortfall": "missing",
+}
+_OTHER_COLORS = ("#64b5cd", "#da8bc3", "#937860", "#ccb974")
+
+
+def table(rows: _Rows) -> "Table":
+    """One row a point, the reason below those that are not ok."""
+    from rich.box import Box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made = Table(
+        box=Box(_UNDERLINED_HEAD, ascii=True),
+        padding=(0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    longest = max((len(name) for name, _ in rows), default=0)
+    made.add_column("point", overflow="fold", min_width=min(longest, _MIN_NAME_CHARS))
+    made.add_column("status", no_wrap=True)
+    for name in _FIGURES:
+        made.add_column(Text(name, justify="right"), justify="right", no_wrap=True)
+    for name, result in rows:
+        made.add_row(Text(name), str(result.status), *_figures(result))
+    return made
+
+
+def print_table(rows: _Rows, file: TextIO | None = None) -> None:
+    """Print the table and, below it, the reason of every point that is not ok.
+
+    On a terminal the table has its width; elsewhere the text is plain and the same everywhere.
+    Figures are never cut.
+    """
+    console = _console(file)
+    made = table(rows)
+    unbounded = console.options.update(max_width=10_000)
+    console.width = max(console.width, console.measure(made, options=unbounded).minimum)
+    num_ok = sum(result.ok for _, result in rows)
+    _line(console, f"{num_ok} of {len(rows)} points ok; sizes in GiB, of the tightest rank")
+    console.print(made)
+    for name, result in rows:
+        if not result.ok:
+            _line(console, f"{name}: {result.status} at {result.stage}: {result.reason}")
+
+
+def print_point(result: Result, file: TextIO | None = None) -> None:
+    """Print all that is known about a point, the engine's own lines last."""
+    console = _console(file)
+    for line in point_lines(result):
+        _line(console, line)
+
+
+def point_lines(result: Result) -> Iterator[str]:
+    """The lines of `print_point`."""
+    yield str(result.status) if result.ok else f"{result.status} at {result.stage}: {result.reason}"
+    if result.num_blocks is not None:
+        yield from _figure_lines(result)
+    if result.budget is not None:
+        yield ""
+        yield from _budget_lines(result.budget)
+    if result.refusal is not None:
+        yield ""
+        yield from _refusal_lines(result)
+    for title, lines in (("notes", result.notes), ("the engine prints", result.log_lines)):
+        if lines:
+            yield ""
+            yield f"{title}:"
+            yield from lines
+
+
+def csv_rows(rows: _Rows) -> list[dict[str, Any]]:
+    """One flat record a point, in the order of `CSV_COLUMNS`; bytes whole, unknown None."""
+    return [_csv_row(name, result) for name, result in rows]
+
+
+def csv_text(rows: _Rows) -> str:
+    """The content of table.csv: a header and one line a point; unknown is empty."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, CSV_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(csv_rows(rows))
+    return stream.getvalue()
+
+
+def memory_picture(rows: _Rows, path: Path) -> Path:
+    """Draw one stacked column a point, how the requested share of the card is used, as PNG.
+
+    Points without a budget keep their place with their status. At most `MAX_COLUMNS` are drawn;
+    the title says so. Returns `path`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    shown = rows[:MAX_COLUMNS]
+    size = (max(5.5, 4.5 + 0.32 * len(shown)), 4.8 if len(shown) <= 12 else 5.6)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, bars in _stack(shown).items():
+        _draw_part(axes, name, bars)
+    _draw_limits(axes, [result.budget for _, result in shown])
+    _label(axes, shown, len(rows))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(temporary, format="png", dpi=110)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+_FIGURES = (
+    "blocks",
+    "block\nsize",
+    "KV\ntokens",
+    "concur-\nrency",
+    "weights",
+    "activ.",
+    "non-\ntorch",
+    "graphs",
+    "KV\ncache",
+)
+
+
+def _figures(result: Result) -> list[str]:
+    holders = (result.profile, result.budget)
+    sizes = [_first(holders, name) for name in _SHOWN_SIZES]
+    return [
+        _blocks(result),
+        _count(result.block_size),
+        _count(result.kv_tokens),
+        _concurrency(result),
+        *(_ABSENT if size is None else f"{size / GIB:,.2f}" for size in sizes),
+    ]
+
+
+def _count(value: int | None) -> str:
+    return _ABSENT if value is None else f"{value:,}"
+
+
+def _concurrency(result: Result) -> str:
+    return _ABSENT if result.max_concurrency is None else f"{result.max_concurrency:.2f}x"
+
+
+def _blocks(result: Result) -> str:
+    """The count, with what it may be off by where only a printed total of the card is known."""
+    error = _block_error(result)
+    return f"{_count(result.num_blocks)}{f' +-{error:,}' if error else ''}"
+
+
+def _block_error(result: Result) -> int:
+    blocks, low, high = result.num_blocks, result.num_blocks_low, result.num_blocks_high
+    if blocks is None or low is None or high is None:
+        return 0
+    return max(high - blocks, blocks - low)
+
+
+def _figure_lines(result: Result) -> Iterator[str]:
+    yield f"blocks           {_blocks(result)}"
+    if result.block_size is not None:
+        each = f" of {result.block_bytes:,} bytes" if result.block_bytes is not None else ""
+        yield f"block size       {result.block_size:,} tokens{each}"
+    if result.kv_tokens is not None:
+        yield f"KV cache size    {result.kv_tokens:,} tokens"
+    if result.max_concurrency is not None:
+        length = result.effective.get("max_model_len")
+        each = f" at {length:,} tokens a request" if isinstance(length, int) else ""
+        yield f"max concurrency  {_concurrency(result)}{each}"
+
+
+def _budget_lines(budget: Budget) -> Iterator[str]:
+    sizes = [*((part.name, part.size_bytes) for part in budget.parts)]
+    sizes.append(("= requested", budget.requested_bytes))
+    widest = max(len(name) for name, _ in sizes)
+    whys = [*(f"  {part.provenance}: {part.reason}" for part in budget.parts), ""]
+    yield (
+        f"budget: {gib(budget.requested_bytes)} requested"
+        f" (a share of the card's {budget.base} memory; total {gib(budget.total_bytes)},"
+        f" free at start {gib(budget.free_bytes)})"
+    )
+    for (name, size), why in zip(sizes, whys, strict=True):
+        yield f"  {name:<{widest}} {_both(size)}{why}"
+
+
+def _both(size_bytes: int) -> str:
+    """A size for a column of sizes: rounded to read, exact to add up."""
+    return f"{size_bytes / GIB:>10,.2f} GiB {size_bytes:>17,} B"
+
+
+def _refusal_lines(result: Result) -> Iterator[str]:
+    refusal = result.refusal
+    if refusal is None:
+        return
+    yield f"refused ({refusal.kind}, rank {refusal.rank}): {refusal.message}"
+    for name, size in (
+        ("needed", refusal.needed_bytes),
+        ("available", refusal.available_bytes),
+        ("gap", refusal.gap_bytes),
+    ):
+        yield f"  {name:<11} {_both(size)}"
+    if refusal.estimated_max_model_len is not None:
+        yield f"  longest request that fits, estimated: {refusal.estimated_max_model_len:,} tokens"
+
+
+def _csv_row(name: str, result: Result) -> dict[str, Any]:
+    holders = (result, result.profile, result.budget)
+    return {
+        column: name if column == "point" else _first(holders, column) for column in CSV_COLUMNS
+    }
+
+
+def _first(holders: Sequence[object], name: str) -> Any:
+    """The attribute of the first holder that has it."""
+    return next((getattr(each, name) for each in holders if hasattr(each, name)), None)
+
+
+def _console(file: TextIO | None) -> "Console":
+    from rich.console import Console  # noqa: PLC0415
+
+    stream = file or sys.stdout
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        width=None if terminal else _PLAIN_WIDTH,
+        no_color=None if terminal else True,
+        force_terminal=terminal,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _line(console: "Console", line: str) -> None:
+    console.print(line, soft_wrap=True)
+
+
+_Bars = list[tuple[int, float, float]]
+
+
+def _stack(rows: _Rows) -> dict[str, _Bars]:
+    """For every part, in drawing order, its bars: place, bottom and height in GiB."""
+    budgets = [result.budget for _, result in rows]
+    names = [*_COLORS, *(part.name for budget in budgets if budget for part in budget.parts)]
+    drawn = [name for name in dict.fromkeys(names) if name != "shortfall"]
+    bars: dict[str, _Bars] = {name: [] for name in drawn}
+    for place, budget in enumerate(budgets):
+        sizes = [_size(budget, name) for name in drawn]
+        for name, size, top in zip(drawn, sizes, accumulate(sizes), strict=True):
+            if size > 0:
+                bars[name].append((place, (top - size) / GIB, size / GIB))
+    missing = [
+        (place, result.budget.requested_bytes / GIB, size / GIB)
+        for place, (_, result) in enumerate(rows)
+        if result.budget and (size := _missing(result))
+    ]
+    return {name: found for name, found in {**bars, "shortfall": missing}.items() if found}
+
+
+def _size(budget: Budget | None, name: str) -> int:
+    parts: tuple[Part, ...] = budget.parts if budget else ()
+    return sum(part.size_bytes for part in parts if part.name == name and part.size_bytes > 0)
+
+
+def _missing(result: Result) -> int:
+    """Bytes above the request: the budget's shortfall, or what a refused request lacks."""
+    parts = result.budget.parts if result.budget else ()
+    shortfall = -sum(part.size_bytes for part in parts if part.name == "shortfall")
+    return shortfall or max(0, result.refusal.gap_bytes if result.refusal else 0)
+
+
+def _draw_part(axes: "Axes", name: str, bars: _Bars) -> None:
+    places, bottoms, heights = zip(*bars, strict=True)
+    other = _OTHER_COLORS[sum(map(ord, name)) % len(_OTHER_COLORS)]
+    drawn = axes.bar(
+        places,
+        heights,
+        width=0.8,
+        bottom=bottoms,
+        label=_LABELS.get(name, name),
+        color=_COLORS.get(name, other),
+    )
+    if name == "shortfall":
+        for bar in drawn:
+            bar.set(facecolor="none", edgecolor="#c00000", hatch="////", linewidth=0.8)
+
+
+def _draw_limits(axes: "Axes", budgets: Sequence[Budget | None]) -> None:
+    known = [(place, budget) for place, budget in enumerate(budgets) if budget]
+    for label, name, color, dashes in (
+        ("requested", "requested_bytes", "black", "solid"),
+        ("card's total", "total_bytes", "#c00000", "dashed"),
+    ):
+        if known:
+            heights = [getattr(budget, name) / GIB for _, budget in known]
+            starts = [place - 0.48 for place, _ in known]
+            ends = [place + 0.48 for place, _ in known]
+            axes.hlines(heights, starts, ends, colors=color, linestyles=dashes, label=label)
+
+
+def _label(axes: "Axes", shown: _Rows, num_rows: int) -> None:
+    count = len(shown)
+    size = 9 if count <= 12 else 8 if count <= 30 else 7
+    names = [_short(name) for name, _ in shown]
+    level = count <= 3 and max(map(len, names), default=0) <= 40 // max(count, 1)
+    slanted = not level and count <= 12
+    axes.set_xticks(
+        range(count),
+        names,
+        fontsize=size,
+        rotation=0 if level else 30 if slanted else 90,
+        ha="right" if slanted else "center",
+        rotation_mode="anchor" if slanted else None,
+    )
+    side = 1.2 if count == 1 else 0.7
+    axes.set_xlim(-side, count - 1 + side)
+    top = max((_top(result) for _, result in shown), default=0) or GIB
+    axes.set_ylim(0, top / GIB * (1.08 if count <= _LEVEL_COUNTS else 1.25))
+    axes.set_ylabel("GiB")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    for place, (_, result) in enumerate(shown):
+        _label_column(axes, place, result, size, level=count <= _LEVEL_COUNTS)
+    cut = f" (the first {count} of {num_rows} points)" if num_rows > count else ""
+    axes.set_title(f"GPU memory and KV-cache blocks{cut}", fontsize=11)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles[::-1],
+            labels[::-1],
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.0),
+            frameon=False,
+            fontsize=9,
+        )
+
+
+def _label_column(axes: "Axes", place: int, result: Result, size: int, *, level: bool) -> None:
+    """Write the block count, or how the point ended, above its column."""
+    axes.annotate(
+        _count(result.num_blocks) if result.ok else str(result.status),
+        (place, _top(result) / GIB),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=size,
+        rotation=0 if level else 90,
+        color="black" if result.ok else "#c00000",
+    )
+
+
+def _top(result: Result) -> int:
+    """Bytes at which a column and its lines end."""
+    budget = result.budget
+    if budget is None:
+        return 0
+    return max(budget.total_bytes, budget.requested_bytes + _missing(result))
+
+
+def _short(name: str) -> str:
+    """A label of at most 40 characters: the beginning and the end say the most."""
+    return name if len(name) <= 40 else f"{name[:24]}...{name[-13:]}"
