@@ -1,0 +1,216 @@
+"""Runs points and keeps them: on disk first, then in MLflow, then on the terminal."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvexp import point as point_
+from kvexp import record, report, tracking
+from kvexp.errors import ProfilerUnavailable, RequestError
+from kvexp.point import Point
+from kvexp.results import Result, Stage, Status
+from kvexp.tracking import Store, Tracking
+
+
+class Interrupted(Exception):
+    """The user (or SIGTERM) ended the session; what was running is kept as killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A point's result and the folder that holds it."""
+
+    point: Point
+    result: Result
+    folder: Path
+
+
+def run_single(point: Point, *, quiet: bool = False) -> Result:
+    """Run one point and keep it.
+
+    Raises:
+        ProfilerUnavailable: this machine cannot run the profiler.
+        RequestError: a value is not allowed, or the folder or the store cannot be used.
+        Interrupted: Ctrl-C or SIGTERM; the point is kept as killed.
+    """
+    if point.run is None:
+        raise RequestError(point.problem)
+    check_profilers([point])
+    store = _open_store([point])
+    kept = _run_point(point, store, parent=None, tags={})
+    if not quiet:
+        report.print_point(kept.result)
+        _say_where(kept.folder, store)
+    _raise_if_killed([kept])
+    return kept.result
+
+
+def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> list[Result]:
+    """Run points in order, each kept as soon as it has ended, and the table of all at the end.
+
+    Raises:
+        ProfilerUnavailable: this machine can run none of the profilers asked for.
+        RequestError: the output folder or the tracking store cannot be used.
+        Interrupted: Ctrl-C or SIGTERM; the running point is kept as killed, the rest is not run.
+    """
+    unavailable = check_profilers(points)
+    store = _open_store(points)
+    name = _sweep_name(points)
+    parent = store.start_sweep(name, _sweep_tags(points, folder))
+    kept: list[Kept] = []
+    for index, point in enumerate(points):
+        reason = unavailable.get(index)
+        tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
+        kept.append(_run_point(point, store, parent=parent, tags=tags, skip=reason))
+        if not quiet and not kept[-1].result.ok:
+            ended = kept[-1].result
+            print(f"{point.name}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
+        if kept[-1].result.status is Status.killed and kept[-1].result.reason == _INTERRUPTED:
+            break
+    common = _common(points)
+    rows = [(_short_name(each.point, common), each.result) for each in kept]
+    store.finish_sweep(parent, rows, _sweep_files(rows, folder), folder)
+    if not quiet:
+        if common:
+            print(", ".join(common))
+        report.print_table(rows)
+        _say_where(folder, store)
+    _raise_if_killed(kept)
+    return [each.result for each in kept]
+
+
+def check_profilers(points: Sequence[Point]) -> dict[int, str]:
+    """The points whose profiler cannot run here, by index, with the reason.
+
+    Raises:
+        ProfilerUnavailable: none of the points can run.
+    """
+    reasons: dict[int, str] = {}
+    for index, point in enumerate(points):
+        if point.run is None:
+            continue
+        try:
+            point.run.profiler.check()
+        except ProfilerUnavailable as reason:
+            reasons[index] = f"profiler={point.profiler} cannot run here: {reason}"
+    valid = [point for point in points if point.run is not None]
+    if valid and len(reasons) == len(valid):
+        raise ProfilerUnavailable(next(iter(reasons.values())))
+    return reasons
+
+
+_INTERRUPTED = "interrupted"
+
+
+def _run_point(
+    point: Point,
+    store: Store,
+    *,
+    parent: str | None,
+    tags: Mapping[str, object],
+    skip: str | None = None,
+) -> Kept:
+    """Run one point; its record is complete on disk before MLflow hears of the result."""
+    folder = record.new_folder(point.folder)
+    started_at = datetime.now(UTC)
+    identity = _identity(point)
+    run_id = store.start_point(
+        point.name,
+        {**point.choices, **tracking.flatten(point.config)},
+        {"identity": identity, "profiler": point.profiler, **tags},
+        parent,
+    )
+    try:
+        if skip is None:
+            result = point_.execute(point)
+        else:
+            result = Result(status=Status.skipped, stage=Stage.start, reason=skip)
+    except KeyboardInterrupt:
+        result = Result(
+            status=Status.killed,
+            stage=Stage.start,
+            reason=_INTERRUPTED,
+            requested=point.requested(),
+        )
+    origin = record.Origin(
+        identity=identity,
+        overrides=point.overrides,
+        started_at=started_at,
+        versions=record.versions(),
+        host=record.host(),
+        git=_git_state(Path.cwd()),
+    )
+    data = record.to_dict(result, origin)
+    record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
+    store.finish_point(run_id, data, folder, parent is None)
+    return Kept(point=point, result=result, folder=folder)
+
+
+@cache
+def _git_state(folder: Path) -> dict[str, Any]:
+    return record.git_state(folder)
+
+
+def _identity(point: Point) -> str:
+    config: dict[str, Any] = {**point.config, "options": dict(point.choices)}
+    if point.run is None:
+        config["overrides"] = list(point.overrides)
+    return record.identity(config, record.versions())
+
+
+def _open_store(points: Sequence[Point]) -> Store:
+    """The store of the first point that composed; one sweep has one store."""
+    settings = next((p.run.tracking for p in points if p.run is not None), Tracking(kind="off"))
+    return tracking.open_store(settings, Path.cwd())
+
+
+def _common(points: Sequence[Point]) -> list[str]:
+    """The overrides that all points of a sweep share."""
+    if len(points) == 1:
+        return []
+    return [o for o in points[0].overrides if all(o in p.overrides for p in points)]
+
+
+def _short_name(point: Point, common: Sequence[str]) -> str:
+    """What sets a point apart from the others of its sweep."""
+    return ", ".join(o for o in point.overrides if o not in common) or point.name
+
+
+def _sweep_name(points: Sequence[Point]) -> str:
+    """What all points have in common, then the keys that differ."""
+    common = _common(points)
+    varied = [o.partition("=")[0] for o in points[0].overrides if o not in common]
+    return ", ".join([*common, f"sweep of {' x '.join(varied)}"] if varied else common) or "sweep"
+
+
+def _sweep_tags(points: Sequence[Point], folder: Path) -> dict[str, object]:
+    tags: dict[str, object] = {"folder": str(folder), "points": len(points)}
+    for group in ("engine", "profiler"):
+        tags[group] = ",".join(sorted({point.choices.get(group, "") for point in points} - {""}))
+    return tags
+
+
+def _sweep_files(rows: Sequence[tuple[str, Result]], folder: Path) -> list[Path]:
+    """The table and one picture of all columns, beside the points' folders."""
+    files = [folder / "table.csv"]
+    record.write_text(files[0], report.csv_text(rows))
+    if any(result.budget is not None for _, result in rows):
+        files.append(report.memory_picture(rows, folder / "memory.png"))
+    return files
+
+
+def _say_where(folder: Path, store: Store) -> None:
+    print(f"results: {folder}")
+    if command := tracking.ui_command(store):
+        print(f"MLflow:  {command}")
+
+
+def _raise_if_killed(kept: Sequence[Kept]) -> None:
+    if any(each.result.reason == _INTERRUPTED for each in kept):
+        raise Interrupted
