@@ -1,0 +1,268 @@
+"""The catalogue: every file loads into its dataclass, and its facts agree with published totals."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from kvexp.dtypes import DType
+from kvexp.request import Gpu, Model
+from kvexp.units import GIB
+
+CONF = Path(__file__).parents[1] / "conf"
+MODEL_FILES = sorted((CONF / "model").glob("*.yaml"))
+GPU_FILES = sorted((CONF / "gpu").glob("*.yaml"))
+H200_CONTEXT_BYTES = 552_402_944
+
+# Keys that a model file states even where the default would do.
+STATED = {
+    "name",
+    "hf_id",
+    "source",
+    "architecture",
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "torch_dtype",
+    "attention_bias",
+    "rope_theta",
+}
+
+# Parameters of the published checkpoints, a shared embedding and head counted once.
+PARAMETERS = {
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama31_8b": 8_030_261_248,
+    "llama31_70b": 70_553_706_496,
+    "llama32_1b": 1_235_814_400,
+    "llama32_3b": 3_212_749_824,
+    "llama33_70b": 70_553_706_496,
+    "deepseek_r1_distill_llama_8b": 8_030_261_248,
+    "deepseek_r1_distill_llama_70b": 70_553_706_496,
+    "qwen25_0_5b": 494_032_768,
+    "qwen25_1_5b": 1_543_714_304,
+    "qwen25_7b": 7_615_616_512,
+    "qwen25_14b": 14_770_033_664,
+    "qwen25_32b": 32_763_876_352,
+    "qwen25_72b": 72_706_203_648,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "mistral_7b": 7_248_023_552,
+    "phi4": 14_659_507_200,
+}
+
+# Bytes of K and V of one token, all layers, at two bytes an element.
+KV_BYTES_PER_TOKEN = {
+    "llama2_7b": 524_288,
+    "llama2_13b": 819_200,
+    "llama2_70b": 327_680,
+    "llama3_8b": 131_072,
+    "llama3_70b": 327_680,
+    "llama31_8b": 131_072,
+    "llama31_70b": 327_680,
+    "llama32_1b": 32_768,
+    "llama32_3b": 114_688,
+    "llama33_70b": 327_680,
+    "deepseek_r1_distill_llama_8b": 131_072,
+    "deepseek_r1_distill_llama_70b": 327_680,
+    "qwen25_0_5b": 12_288,
+    "qwen25_1_5b": 28_672,
+    "qwen25_7b": 57_344,
+    "qwen25_14b": 196_608,
+    "qwen25_32b": 262_144,
+    "qwen25_72b": 327_680,
+    "qwen3_0_6b": 114_688,
+    "qwen3_1_7b": 114_688,
+    "qwen3_4b": 147_456,
+    "qwen3_8b": 147_456,
+    "qwen3_14b": 163_840,
+    "qwen3_32b": 262_144,
+    "mistral_7b": 131_072,
+    "phi4": 204_800,
+}
+
+# Totals as printed, GiB: what cudaMemGetInfo gives, never the size on the box.
+PRINTED_GIB = {
+    "h100": 79.19,
+    "h100_pcie": 79.11,
+    "h100_nvl": 93.02,
+    "h20": 95.0,
+    "h20_3e": 139.72,
+    "b200": 178.35,
+    "b300": 267.69,
+    "a100_80gb": 79.25,
+    "a100_40gb": 39.49,
+    "a10g": 22.06,
+    "l4": 22.03,
+    "l40s": 44.42,
+    "t4": 14.56,
+    "v100_32gb": 31.74,
+    "v100_16gb": 15.77,
+    "rtx_3090": 23.56,
+    "rtx_4090": 23.52,
+    "rtx_5090": 31.37,
+    "rtx_pro_6000": 94.97,
+    "gb10": 121.63,
+    "jetson_agx_orin": 29.96,
+}
+
+
+def load(path, kind):
+    merged = OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.load(path))
+    return OmegaConf.to_object(merged)
+
+
+def given(path):
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+def stems(files):
+    return [path.stem for path in files]
+
+
+def model(name):
+    return load(CONF / "model" / f"{name}.yaml", Model)
+
+
+def gpu(name):
+    return load(CONF / "gpu" / f"{name}.yaml", Gpu)
+
+
+def parameters(m):
+    """Weights of a dense decoder: gated MLP, RMS norms, biases on q, k and v only."""
+    q_size, kv_size = m.num_attention_heads * m.head_dim, m.num_key_value_heads * m.head_dim
+    attention = m.hidden_size * (q_size + 2 * kv_size) + q_size * m.hidden_size
+    if m.attention_bias:
+        attention += q_size + 2 * kv_size
+    if m.model_type == "qwen3":
+        attention += 2 * m.head_dim
+    mlp = 3 * m.hidden_size * m.intermediate_size
+    layer = attention + mlp + 2 * m.hidden_size
+    vocabulary = m.vocab_size * m.hidden_size * (1 if m.tie_word_embeddings else 2)
+    return vocabulary + m.num_hidden_layers * layer + m.hidden_size
+
+
+def test_catalogue_is_large_enough():
+    assert len(MODEL_FILES) >= 25
+    assert len(GPU_FILES) >= 25
+
+
+@pytest.mark.parametrize("path", MODEL_FILES + GPU_FILES, ids=stems(MODEL_FILES + GPU_FILES))
+def test_file_says_what_it_is_and_where_it_was_read(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    assert lines[: len(header)] == header
+    assert "Source: " in " ".join(line.removeprefix("# ") for line in header)
+    assert given(path)["source"].strip()
+
+
+@pytest.mark.parametrize("path", MODEL_FILES, ids=stems(MODEL_FILES))
+def test_model_file_loads_and_states_its_facts(path):
+    m = load(path, Model)
+    assert isinstance(m, Model)
+    assert m.name == path.stem
+    assert m.hf_id.count("/") == 1
+    assert set(given(path)) >= STATED
+    assert m.torch_dtype in (DType.bf16, DType.fp16)
+    assert m.num_attention_heads % m.num_key_value_heads == 0
+
+
+@pytest.mark.parametrize("path", MODEL_FILES, ids=stems(MODEL_FILES))
+def test_model_architecture_matches_its_type(path):
+    m = load(path, Model)
+    expected = {
+        "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+    }
+    if m.model_type in expected:
+        assert m.architecture == expected[m.model_type]
+        assert m.attention_bias is (m.model_type == "qwen2")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_equal_the_published_total(name):
+    assert parameters(model(name)) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", KV_BYTES_PER_TOKEN)
+def test_kv_bytes_of_a_token(name):
+    m = model(name)
+    assert 2 * m.num_hidden_layers * m.kv_heads * m.head_size * 2 == KV_BYTES_PER_TOKEN[name]
+
+
+@pytest.mark.parametrize("name", ["llama2_7b", "llama2_13b", "llama2_70b"])
+def test_llama2_checkpoints_are_fp16(name):
+    assert model(name).torch_dtype is DType.fp16
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("llama31_8b", 8.0), ("llama31_70b", 8.0), ("llama32_1b", 32.0), ("llama33_70b", 8.0)],
+)
+def test_long_llamas_scale_their_rope(name, factor):
+    m = model(name)
+    assert m.max_position_embeddings == 131_072
+    assert m.rope_scaling == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=stems(GPU_FILES))
+def test_gpu_file_loads_and_says_how_its_total_is_known(path):
+    card = load(path, Gpu)
+    assert isinstance(card, Gpu)
+    keys = given(path)
+    printed = card.total_printed_gib
+    if printed is None:
+        assert isinstance(keys["total_bytes"], int)
+        assert card.total_error_bytes == 0
+    else:
+        assert round(printed, 2) == printed
+        assert card.total_bytes == int(round(printed * 100) * GIB // 100)
+        assert card.total_error_bytes == int(GIB * 0.005)
+        assert not printed.is_integer() or path.stem == "h20"  # a round figure is a data sheet's
+    assert isinstance(keys.get("compute_capability", ""), str)
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=stems(GPU_FILES))
+def test_gpu_context_is_measured_on_the_h200_only(path):
+    card = load(path, Gpu)
+    assert card.context_bytes == H200_CONTEXT_BYTES
+    assert card.context_from == (None if path.stem == "h200" else "h200")
+
+
+@pytest.mark.parametrize("name", PRINTED_GIB)
+def test_printed_total(name):
+    assert gpu(name).total_printed_gib == PRINTED_GIB[name]
+
+
+def test_h200_total_is_exact():
+    card = gpu("h200")
+    assert card.total_bytes == 150_109_880_320
+    assert card.total_printed_gib is None
+
+
+@pytest.mark.parametrize("name", ["a100_80gb", "a100_40gb"])
+def test_a100_carries_the_name_that_engines_look_for(name):
+    assert "a100" in gpu(name).name.lower()
