@@ -7,7 +7,7 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue, ProfilerUnavailable
 from kvexp.profiler import DeviceFacts, Measurement, Profiler
-from kvexp.request import Gpu, Knobs, Model, parse_bytes_of
+from kvexp.request import AUTO_FIT, Gpu, Knobs, Model, parse_bytes_of
 from kvexp.results import KvGroup, Part, Profile, Provenance, Refusal, Stage
 from kvexp.units import GIB, KIB, MIB, gib
 from kvexp.weights import Slice, Tensor
@@ -21,6 +21,7 @@ from kvexp.workload import (
 )
 
 __all__ = [
+    "AUTO_FIT",
     "GIB",
     "KIB",
     "MIB",

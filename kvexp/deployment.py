@@ -12,7 +12,8 @@ class Deployment:
     """What an engine resolves a request to.
 
     `total_bytes`, `free_bytes` (at the engine's baseline) and `used_by_others_bytes` are of one
-    card; every rank has one. `notes` are the assumptions made on the way.
+    card; every rank has one. `auto_fit`: `max_model_len` is lowered until one request fits.
+    `notes` are the assumptions made on the way.
     """
 
     model: Model
@@ -34,6 +35,7 @@ class Deployment:
     total_bytes: int
     free_bytes: int
     used_by_others_bytes: int
+    auto_fit: bool = False
     notes: tuple[str, ...] = ()
 
     @property

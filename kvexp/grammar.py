@@ -19,6 +19,12 @@ def keep_version_text(overrides: Iterable[str]) -> list[str]:
     return kept
 
 
+def shown(override: str) -> str:
+    """An override as a person would type it: versions without the quotes added here."""
+    match = re.fullmatch(r"(engine\.version)='([^']*)'", override)
+    return f"{match[1]}={match[2]}" if match else override
+
+
 def flags_first(arguments: Iterable[str]) -> list[str]:
     """Move -m to the front: Hydra 1.3 refuses overrides on both sides of it."""
     arguments = list(arguments)

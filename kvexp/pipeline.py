@@ -163,7 +163,7 @@ def summary(
         ranks=ranks,
         log_lines=engine.log_lines(deployment, plan),
         notes=(*deployment.notes, *plan.notes),
-        effective=deployment.effective(),
+        effective={**deployment.effective(), "max_model_len": plan.max_model_len},
     )
 
 

@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvexp import isolate, pipeline
 from kvexp.errors import InvalidValue, RequestError
 from kvexp.explain import explain
+from kvexp.grammar import shown
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run, requested_values
 
@@ -62,7 +63,7 @@ def compose_point(
     Raises:
         RequestError: the configuration itself is wrong (an interpolation without a target).
     """
-    shown = tuple(o for o in overrides if not o.startswith(("hydra.", "hydra/", "tracking")))
+    typed = tuple(shown(o) for o in overrides if not o.startswith(("hydra.", "hydra/", "tracking")))
     groups = {group: option for group, option in choices.items() if "/" not in group}
     try:
         config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
@@ -77,7 +78,7 @@ def compose_point(
     except OmegaConfBaseException as error:
         problem = explain(error).message
     return Point(
-        overrides=shown,
+        overrides=typed,
         folder=folder,
         choices=groups,
         config=config,

@@ -7,12 +7,13 @@ import csv
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvexp.results import Budget, Part, Result
+from kvexp.results import Budget, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -120,6 +121,21 @@ def print_table(rows: _Rows, file: TextIO | None = None) -> None:
     for name, result in rows:
         if not result.ok:
             _line(console, f"{name}: {result.status} at {result.stage}: {result.reason}")
+    for line in _note_lines(rows):
+        _line(console, line)
+
+
+def _note_lines(rows: _Rows) -> Iterator[str]:
+    """What is said of some points and not of others: why they differ."""
+    told: dict[str, list[str]] = {}
+    for name, result in rows:
+        layout = f"layout: {result.layout}" if result.layout is not None else None
+        for note in (*((layout,) if layout else ()), *result.notes):
+            told.setdefault(note, []).append(name)
+    for note, names in told.items():
+        if len(names) < len(rows):
+            shown = "; ".join(names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
+            yield f"{shown}: {note}"
 
 
 def print_point(result: Result, file: TextIO | None = None) -> None:
@@ -245,6 +261,33 @@ def _figure_lines(result: Result) -> Iterator[str]:
         length = result.effective.get("max_model_len")
         each = f" at {length:,} tokens a request" if isinstance(length, int) else ""
         yield f"max concurrency  {_concurrency(result)}{each}"
+    if result.layout is not None:
+        yield f"layout           {result.layout}"
+    if len(result.groups) > 1:
+        for kind, groups in groupby(result.groups, key=lambda group: group.kind):
+            yield from _group_lines(kind, list(groups))
+    if len(result.ranks) > 1:
+        counts = sorted({rank.num_blocks for rank in result.ranks})
+        span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+        yield f"ranks            {len(result.ranks)}, {span} blocks by their own memory"
+
+
+def _base(budget: Budget) -> str:
+    if budget.base == "total":
+        return "a share of the card's total memory"
+    return f"by {budget.base}"
+
+
+def _group_lines(kind: str, groups: Sequence[KvGroup]) -> Iterator[str]:
+    """Groups of one kind that are alike stand in one line."""
+    shapes = Counter(
+        (g.num_layers, g.block_size, g.page_size_bytes, g.blocks_per_request) for g in groups
+    )
+    for (layers, block_size, page, blocks), number in shapes.items():
+        yield (
+            f"  {number} x {kind}: {layers} layers, blocks of {block_size:,} tokens,"
+            f" {page:,} bytes a page, {blocks:,} blocks a request"
+        )
 
 
 def _budget_lines(budget: Budget) -> Iterator[str]:
@@ -254,7 +297,7 @@ def _budget_lines(budget: Budget) -> Iterator[str]:
     whys = [*(f"  {part.provenance}: {part.reason}" for part in budget.parts), ""]
     yield (
         f"budget: {gib(budget.requested_bytes)} requested"
-        f" (a share of the card's {budget.base} memory; total {gib(budget.total_bytes)},"
+        f" ({_base(budget)}; total {gib(budget.total_bytes)},"
         f" free at start {gib(budget.free_bytes)})"
     )
     for (name, size), why in zip(sizes, whys, strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvexp.contract import (
+    AUTO_FIT,
     MIB,
     CachePlan,
     CachingAllocator,
@@ -19,6 +20,7 @@ from kvexp.contract import (
     Knobs,
     KvDtype,
     KvGroup,
+    Model,
     Part,
     Profile,
     Provenance,
@@ -164,7 +166,7 @@ class NanoVllm(Engine):
             )
         per_request = -(-deployment.max_model_len // deployment.block_size)
         layers = deployment.model.num_hidden_layers
-        notes = []
+        notes = _foreign(deployment.model)
         if blocks < per_request:
             notes.append(
                 f"a request of max_model_len {deployment.max_model_len} needs {per_request} blocks"
@@ -205,6 +207,8 @@ def _check(knobs: Knobs) -> None:
         raise InvalidValue(
             f"quantization must be null for nano-vLLM, got {knobs.quantization.name}"
         )
+    if knobs.max_model_len == AUTO_FIT:
+        raise InvalidValue("max_model_len must be at least 1 for nano-vLLM, got -1")
     if knobs.pp != 1:
         raise InvalidValue(f"pp must be 1 for nano-vLLM, got {knobs.pp}")
     if knobs.block_size is not None and knobs.block_size % BLOCK_MULTIPLE:
@@ -221,6 +225,20 @@ def _check(knobs: Knobs) -> None:
             f" ({model.num_attention_heads} attention heads, {model.kv_heads} KV heads),"
             f" got {knobs.tp}"
         )
+
+
+def _foreign(model: Model) -> list[str]:
+    """What the engine does not know: its formula counts K and V of every layer."""
+    kinds = {model.layer_type(index) for index in range(model.num_hidden_layers)}
+    foreign = [kind for kind in sorted(kinds) if kind != "full_attention"]
+    if model.mla is not None:
+        foreign.append("latent attention")
+    if not foreign:
+        return []
+    return [
+        f"nano-vLLM has no {' or '.join(foreign)}: its formula counts K and V of every token and"
+        " layer"
+    ]
 
 
 def _assumed(name: str, size_bytes: int, reason: str) -> Part:
@@ -247,10 +265,10 @@ def _weights_bytes(deployment: Deployment) -> int:
     def sizes() -> Iterator[int]:
         yield from (t.size_bytes for t in weights.embedding(model, share, dtype))
         yield model.max_position_embeddings * model.head_size * 4  # one fp32 cos/sin cache
-        for _ in range(model.num_hidden_layers):
-            yield from (t.size_bytes for t in weights.attention(model, share, dtype, None))
-            yield from (t.size_bytes for t in weights.attention_norms(model, dtype))
-            yield from (t.size_bytes for t in weights.mlp(model, share, dtype, None))
+        for index in range(model.num_hidden_layers):
+            yield from (t.size_bytes for t in weights.attention(model, share, dtype, None, index))
+            yield from (t.size_bytes for t in weights.attention_norms(model, dtype, index))
+            yield from (t.size_bytes for t in weights.mlp(model, share, dtype, None, index))
             yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
         yield from (t.size_bytes for t in weights.head(model, share, dtype))
 

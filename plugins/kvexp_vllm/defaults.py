@@ -1,6 +1,6 @@
 """What vLLM chooses where the user chose nothing (`engine/arg_utils.py`, `config/model.py`)."""
 
-from kvexp.contract import GIB, InvalidValue, Knobs, Model
+from kvexp.contract import AUTO_FIT, GIB, InvalidValue, Knobs, KvDtype, Model
 from kvexp_vllm.rules import VersionRules
 
 USAGES = ("serve", "llm")
@@ -31,12 +31,33 @@ def batch_defaults(
     return tokens, seqs
 
 
+def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
+    """What the attention backend takes: 16, but larger kernels' blocks for some latent ones."""
+    if knobs.model.mla is None:
+        return 16
+    capability = knobs.gpu.compute_capability or ""
+    if capability.startswith("9.") and kv_dtype.is_fp8:
+        return 64  # FlashMLA: FLASH_ATTN_MLA takes no fp8 cache
+    return 32 if capability.startswith("10.") else 16
+
+
+def check_block_size(knobs: Knobs) -> None:
+    """Attention kernels take multiples of 16.
+
+    Raises:
+        InvalidValue: it is none.
+    """
+    if knobs.block_size is not None and knobs.block_size % 16:
+        raise InvalidValue(f"block_size must be a multiple of 16 for vLLM, got {knobs.block_size}")
+
+
 def derived_max_model_len(model: Model) -> int:
     """The longest context that the model's config states, rope scaling included."""
     length = model.max_position_embeddings
     scaling = model.rope_scaling or {}
     kind = scaling.get("rope_type", scaling.get("type"))
-    if kind in (None, "default", "su", "longrope", "llama3"):
+    unscaled = kind in (None, "default", "su", "longrope", "llama3")
+    if unscaled or model.model_type.startswith("gemma3"):
         return length
     if kind == "yarn":
         length = int(scaling.get("original_max_position_embeddings", length))
@@ -50,8 +71,9 @@ def max_model_len(knobs: Knobs) -> int:
         InvalidValue: the request is longer than the model allows.
     """
     longest = derived_max_model_len(knobs.model)
-    if knobs.max_model_len is None:
+    if knobs.max_model_len in (None, AUTO_FIT):
         return longest
+    assert knobs.max_model_len is not None
     if knobs.max_model_len > longest:
         raise InvalidValue(
             f"max_model_len must be at most {longest} for {knobs.model.name},"
@@ -61,7 +83,7 @@ def max_model_len(knobs: Knobs) -> int:
 
 
 def check_parallel(knobs: Knobs) -> None:
-    """Heads must divide over tp; KV heads divide tp or tp divides them.
+    """Heads must divide over tp; KV heads divide tp or tp divides them (MLA: any division).
 
     Raises:
         InvalidValue: they do not; the message lists the sizes that work.
@@ -71,7 +93,8 @@ def check_parallel(knobs: Knobs) -> None:
         n
         for n in range(1, model.num_attention_heads + 1)
         if model.num_attention_heads % n == 0
-        and (model.kv_heads % n == 0 or n % model.kv_heads == 0)
+        and (model.mla is not None or model.kv_heads % n == 0 or n % model.kv_heads == 0)
+        and (model.mamba is None or model.mamba.mamba_n_heads % n == 0)
     ]
     if knobs.tp not in allowed:
         raise InvalidValue(
@@ -83,4 +106,23 @@ def check_parallel(knobs: Knobs) -> None:
         raise InvalidValue(
             f"pp must be at most {model.num_hidden_layers}, the layers of {model.name},"
             f" got {knobs.pp}"
+        )
+
+
+def check_context_parallel(knobs: Knobs, dcp: int) -> None:
+    """Decode context parallelism divides tp, and needs spare ranks beyond the KV heads.
+
+    Raises:
+        InvalidValue: it does not; the message says what would be right.
+    """
+    key, model = "engine.decode_context_parallel_size", knobs.model
+    if dcp == 1:
+        return
+    if dcp < 1 or knobs.tp % dcp:
+        raise InvalidValue(f"{key} must divide tp ({knobs.tp}), got {dcp}")
+    if "sliding_attention" in {model.layer_type(i) for i in range(model.num_hidden_layers)}:
+        raise InvalidValue(f"{key} must be 1 for {model.name}: its sliding layers refuse it")
+    if model.mla is None and dcp > knobs.tp // model.kv_heads:
+        raise InvalidValue(
+            f"{key} must be at most tp // KV heads = {knobs.tp // model.kv_heads}, got {dcp}"
         )

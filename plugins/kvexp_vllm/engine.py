@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvexp.contract import (
+    AUTO_FIT,
     MIB,
     CachePlan,
     Deployment,
@@ -13,6 +15,7 @@ from kvexp.contract import (
     InvalidValue,
     Knobs,
     KvDtype,
+    Model,
     Part,
     Profile,
     Provenance,
@@ -21,6 +24,7 @@ from kvexp.contract import (
     Refusal,
     cache,
     gib,
+    parse_bytes_of,
 )
 from kvexp_vllm import activation, defaults
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
@@ -29,6 +33,16 @@ from kvexp_vllm.weights import weights_memory_bytes
 MEASURED_CARD = "NVIDIA H200"
 NON_TORCH_BYTES = 230 * MIB
 NON_TORCH_PARALLEL_BYTES = 66 * MIB  # NCCL's start has caused the rest before the baseline
+V2_MOE = (
+    "DeepseekV2ForCausalLM",
+    "GraniteMoeForCausalLM",
+    "InklingForCausalLM",
+    "LongcatFlashNgramForCausalLM",
+    "Qwen2MoeForCausalLM",
+)
+"""Architectures with experts that run on the V2 model runner by default in 0.26."""
+
+SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 V1_GRAPH_ESTIMATE_BYTES = 532676608  # llama3-8b, 51 sizes
 
 
@@ -39,24 +53,30 @@ class Vllm(Engine):
     `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
     `async_scheduling`: batches in flight overlap, as is the default.
+    `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
+    `kv_cache_memory_bytes`: the engine's own options of those names.
     """
 
     version: str = "0.26.0"
     usage: str = "serve"
     v2_model_runner: bool | None = None
     async_scheduling: bool = True
+    decode_context_parallel_size: int = 1
+    disable_hybrid_kv_cache_manager: bool = False
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: Any = None
 
     @property
     def rules(self) -> VersionRules:
         """The facts of the version's column."""
         return version_rules(self.version)
 
-    @property
-    def uses_v2_runner(self) -> bool:
-        """Whether a dense model runs on the V2 model runner."""
-        if self.v2_model_runner is None:
-            return self.rules.v2_runner_by_default
-        return self.v2_model_runner
+    def uses_v2_runner(self, model: Model) -> bool:
+        """Whether a model runs on the V2 model runner (`use_v2_model_runner`)."""
+        if self.v2_model_runner is not None:
+            return self.v2_model_runner
+        plain = not model.is_hybrid and (model.moe is None or model.architecture in V2_MOE)
+        return self.rules.v2_runner == "all" or (self.rules.v2_runner == "dense" and plain)
 
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""
@@ -65,12 +85,17 @@ class Vllm(Engine):
             raise InvalidValue(
                 f"engine.usage must be one of {', '.join(defaults.USAGES)}, got {self.usage!r}"
             )
-        if knobs.block_size is not None and knobs.block_size % 16:
-            raise InvalidValue(
-                f"block_size must be a multiple of 16 for vLLM, got {knobs.block_size}"
-            )
+        defaults.check_block_size(knobs)
         defaults.check_parallel(knobs)
+        defaults.check_context_parallel(knobs, self.decode_context_parallel_size)
+        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
+            raise InvalidValue(
+                "engine.num_gpu_blocks_override must be at least 1,"
+                f" got {self.num_gpu_blocks_override}"
+            )
+        self._cache_memory_bytes()
         dtype = knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+        kv_dtype = _kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
         gpu = knobs.gpu
@@ -85,8 +110,8 @@ class Vllm(Engine):
             usage=self.usage,
             dtype=dtype,
             quantization=knobs.quantization,
-            kv_dtype=_kv_dtype(knobs, dtype),
-            block_size=knobs.block_size or 16,
+            kv_dtype=kv_dtype,
+            block_size=knobs.block_size or defaults.block_size(knobs, kv_dtype),
             util=rules.util if knobs.util is None else knobs.util,
             max_model_len=length,
             max_num_batched_tokens=tokens,
@@ -94,6 +119,7 @@ class Vllm(Engine):
             tp=knobs.tp,
             pp=knobs.pp,
             enforce_eager=knobs.enforce_eager,
+            auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
             free_bytes=free,
             used_by_others_bytes=gpu.used_by_others_bytes,
@@ -119,18 +145,21 @@ class Vllm(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        fp8 = deployment.quantization is not None
+        doubts = []
+        if deployment.quantization is not None:
+            doubts.append("fp8 scales and residue from one measured case")
+        if deployment.model.model_type in ("llama4_text", "granitemoehybrid"):
+            doubts.append("no measurement of this model type")
         return Part(
             name="weights",
             size_bytes=weights_memory_bytes(deployment, shape),
             provenance=Provenance.derived,
-            reason="tensors of this rank through the loader's allocator"
-            + ("; fp8 scales and residue from one measured case" if fp8 else ""),
+            reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
         )
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
-        peak = activation.peak(deployment, shape, v2_runner=self.uses_v2_runner)
+        peak = activation.peak(deployment, shape, v2_runner=self.uses_v2_runner(deployment.model))
         doubts = self._doubts(deployment)
         if not peak.exact:
             doubts.append("rule fitted to few cases")
@@ -145,9 +174,12 @@ class Vllm(Engine):
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
         doubts = self._doubts(deployment)
-        size = NON_TORCH_BYTES
-        if deployment.num_ranks > 1:
-            size = NON_TORCH_PARALLEL_BYTES
+        alone = deployment.num_ranks == 1
+        size = NON_TORCH_BYTES if alone else NON_TORCH_PARALLEL_BYTES
+        if deployment.model.mla is not None:
+            size += 2 * MIB if alone else 4 * MIB
+        elif not alone and not self.uses_v2_runner(deployment.model):
+            size += 2 * MIB
         if deployment.num_ranks > 2:
             doubts.append("measured for two ranks")
         return _predicted(
@@ -161,7 +193,7 @@ class Vllm(Engine):
             return _predicted("cudagraph", 0, "eager: no graphs", [])
         if estimates == "never":
             return _predicted("cudagraph", 0, f"vLLM {self.version} subtracts no graph memory", [])
-        if estimates == "v1_runner" and self.uses_v2_runner:
+        if estimates == "v1_runner" and self.uses_v2_runner(deployment.model):
             return _predicted(
                 "cudagraph",
                 0,
@@ -196,6 +228,9 @@ class Vllm(Engine):
     def quota(self, deployment: Deployment, profile: Profile) -> Quota:
         """requested - (non-torch + weights + activation) - graph estimate."""
         requested = self._requested_bytes(deployment)
+        given = self._cache_memory_bytes()
+        if given:
+            return self._given_quota(profile, given)
         taken = sum(part.size_bytes for part in profile.parts)
         if not self.rules.requested_is_whole:
             available = int(deployment.total_bytes * deployment.util - taken)
@@ -209,30 +244,62 @@ class Vllm(Engine):
 
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
         """Divide by the planner of vLLM at this version."""
+        options = cache.PlanOptions(
+            in_flight_tokens=cache.max_in_flight_tokens(
+                deployment.max_num_batched_tokens,
+                pp=deployment.pp,
+                async_scheduling=self.async_scheduling,
+                v2_model_runner=self.uses_v2_runner(deployment.model),
+            ),
+            auto_fit=deployment.auto_fit,
+            hybrid=not self.disable_hybrid_kv_cache_manager,
+            dcp=self.decode_context_parallel_size,
+            num_gpu_blocks_override=self.num_gpu_blocks_override,
+        )
         return cache.plan(
             deployment,
             self.ranks(deployment),
             available_bytes,
             rules=cache.rules_for(self.version),
-            in_flight_tokens=cache.max_in_flight_tokens(
-                deployment.max_num_batched_tokens,
-                pp=deployment.pp,
-                async_scheduling=self.async_scheduling,
-                v2_model_runner=self.uses_v2_runner,
-            ),
+            options=options,
         )
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
-        """The two lines of the engine core."""
+        """The engine core's lines about capacity, in the version's shape."""
         length = plan.max_model_len
-        return (
-            f"GPU KV cache size: {plan.kv_tokens:,} tokens",
-            f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x",
+        if self.rules.log_shape == "v0":
+            swapped = SWAP_SPACE_BYTES // max(plan.block_bytes_per_rank[0], 1)
+            return (
+                f"# GPU blocks: {plan.num_blocks}, # CPU blocks: {swapped}",
+                f"Maximum concurrency for {length} tokens per request: {plan.max_concurrency:.2f}x",
+            )
+        size = f"GPU KV cache size: {plan.kv_tokens:,} tokens"
+        concurrency = (
+            f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x"
         )
+        if self.rules.log_shape == "one_line":
+            return (f"{size}, {concurrency}",)
+        return size, concurrency
 
     def _requested_bytes(self, deployment: Deployment) -> int:
         product = deployment.total_bytes * deployment.util
         return math.ceil(product) if self.rules.requested_is_whole else int(product)
+
+    def _cache_memory_bytes(self) -> int:
+        """`kv_cache_memory_bytes`, where 0 counts as unset."""
+        if self.kv_cache_memory_bytes is None:
+            return 0
+        return parse_bytes_of("engine.kv_cache_memory_bytes", self.kv_cache_memory_bytes)
+
+    def _given_quota(self, profile: Profile, given: int) -> Quota:
+        """The cache gets what the user gave; util plays no part beyond the check at start."""
+        taken = sum(part.size_bytes for part in profile.parts)
+        return Quota(
+            base="kv_cache_memory_bytes",
+            requested_bytes=taken + given,
+            available_bytes=given,
+            parts=profile.parts,
+        )
 
     def _notes(self, knobs: Knobs) -> tuple[str, ...]:
         notes = []

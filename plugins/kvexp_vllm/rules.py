@@ -18,8 +18,9 @@ class VersionRules:
     `checks_free_memory`: start is refused when less than the request is free.
     `estimates_graphs`: whether a CUDA-graph estimate is subtracted: never, for the V1 model
     runner only, or always.
-    `v2_runner_by_default`: dense models run on the V2 model runner.
-    `large_cards_batch`: (LLM class, API server) tokens from 160 GiB up, where they differ.
+    `v2_runner`: what runs on the V2 model runner by default: none, dense models, or all.
+    `log_shape`: how capacity is printed: v0, two_lines or one_line.
+    `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     """
 
     first: tuple[int, int]
@@ -27,8 +28,9 @@ class VersionRules:
     requested_is_whole: bool
     checks_free_memory: bool
     estimates_graphs: str
-    v2_runner_by_default: bool
+    v2_runner: str
     seqs_by_memory: bool
+    log_shape: str = "two_lines"
     very_large_server_tokens: int = 8192
 
 
@@ -39,8 +41,9 @@ COLUMNS = (
         requested_is_whole=False,
         checks_free_memory=False,
         estimates_graphs="never",
-        v2_runner_by_default=False,
+        v2_runner="none",
         seqs_by_memory=False,
+        log_shape="v0",
     ),
     VersionRules(
         first=(0, 8),
@@ -48,7 +51,7 @@ COLUMNS = (
         requested_is_whole=False,
         checks_free_memory=False,
         estimates_graphs="never",
-        v2_runner_by_default=False,
+        v2_runner="none",
         seqs_by_memory=True,
     ),
     VersionRules(
@@ -57,7 +60,7 @@ COLUMNS = (
         requested_is_whole=False,
         checks_free_memory=True,
         estimates_graphs="never",
-        v2_runner_by_default=False,
+        v2_runner="none",
         seqs_by_memory=True,
     ),
     VersionRules(
@@ -66,7 +69,7 @@ COLUMNS = (
         requested_is_whole=True,
         checks_free_memory=True,
         estimates_graphs="never",
-        v2_runner_by_default=False,
+        v2_runner="none",
         seqs_by_memory=True,
     ),
     VersionRules(
@@ -75,7 +78,7 @@ COLUMNS = (
         requested_is_whole=True,
         checks_free_memory=True,
         estimates_graphs="v1_runner",
-        v2_runner_by_default=False,
+        v2_runner="none",
         seqs_by_memory=True,
     ),
     VersionRules(
@@ -84,7 +87,7 @@ COLUMNS = (
         requested_is_whole=True,
         checks_free_memory=True,
         estimates_graphs="v1_runner",
-        v2_runner_by_default=True,
+        v2_runner="dense",
         seqs_by_memory=True,
     ),
     VersionRules(
@@ -93,8 +96,9 @@ COLUMNS = (
         requested_is_whole=True,
         checks_free_memory=True,
         estimates_graphs="always",
-        v2_runner_by_default=True,
+        v2_runner="all",
         seqs_by_memory=True,
+        log_shape="one_line",
         very_large_server_tokens=16384,
     ),
 )

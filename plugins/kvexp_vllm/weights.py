@@ -39,47 +39,76 @@ def weights_memory_bytes(deployment: Deployment, shape: RankShape) -> int:
     """Allocated bytes after loading on one rank (vLLM 0.26's `weights_memory`)."""
     allocator = CachingAllocator(max_split_size_bytes=SPLIT_LIMIT_BYTES)
     share = share_of(deployment, shape)
+    rotary_caches: set[str] = set()
     for tensor in weights.embedding(deployment.model, share, deployment.dtype):
         allocator.allocate(tensor.size_bytes)
-    for index in range(shape.num_layers):
-        for tensor in _attention(deployment, share):
+    for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
+        for tensor in _attention(deployment, share, index):
             allocator.allocate(tensor.size_bytes)
-        if index == 0:
-            _allocate_rope(allocator, deployment)
-        for tensor in _rest_of_layer(deployment, share):
+        rotary = _rotary_cache(deployment, index)
+        if rotary and rotary not in rotary_caches:
+            rotary_caches.add(rotary)
+            _allocate_rotary_cache(allocator, deployment, rotary)
+        for tensor in _rest_of_layer(deployment, share, index):
             allocator.allocate(tensor.size_bytes)
     for tensor in weights.head(deployment.model, share, deployment.dtype):
         allocator.allocate(tensor.size_bytes)
     return allocator.allocated_bytes + _extra_bytes(deployment, shape)
 
 
-def _attention(deployment: Deployment, share: Slice) -> Iterator[Tensor]:
-    return weights.attention(deployment.model, share, deployment.dtype, deployment.quantization)
+def _attention(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
+    return weights.attention(
+        deployment.model, share, deployment.dtype, deployment.quantization, index
+    )
 
 
-def _rest_of_layer(deployment: Deployment, share: Slice) -> Iterator[Tensor]:
+def _rest_of_layer(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
     model, dtype = deployment.model, deployment.dtype
     scale = Tensor(name="attn.scale", numel=1, itemsize_bytes=4, role="scale")
+    scales = 0 if model.layer_type(index) == "mamba" else ATTENTION_SCALES
     return chain(
-        (scale for _ in range(ATTENTION_SCALES)),
-        weights.attention_norms(model, dtype),
-        weights.mlp(model, share, dtype, deployment.quantization),
+        (scale for _ in range(scales)),
+        weights.attention_norms(model, dtype, index),
+        weights.mlp(model, share, dtype, deployment.quantization, index),
         weights.layer_norms(model, dtype),
     )
 
 
-def _allocate_rope(allocator: CachingAllocator, deployment: Deployment) -> None:
-    """The cos/sin cache of all layers, built in fp32 and cast, as the rotary embedding does."""
+def _rotary_cache(deployment: Deployment, index: int) -> str:
+    """Which of the model's rotary caches a layer uses, empty for none."""
     model = deployment.model
-    half_bytes = model.max_position_embeddings * (model.head_size // 2) * 4
+    kind = model.layer_type(index)
+    if kind == "mamba" or weights.rotary_size(model) == 0:
+        return ""
+    if kind == "full_attention" and model.attention_chunk_size is not None:
+        return ""  # full layers between chunked ones carry no position
+    if weights.architecture_of(model).local_rotary:
+        return kind
+    return "rotary"
+
+
+def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, kind: str) -> None:
+    """The cos/sin cache, built in fp32 and cast, as the rotary embedding does.
+
+    YaRN keeps the fp32 table: alone where heads are rotated, beside the cast one with MLA.
+    """
+    model, size = deployment.model, weights.rotary_size(deployment.model)
+    scaling = model.rope_scaling or {}
+    rope_type = scaling.get("rope_type")
+    rows = model.max_position_embeddings
+    if rope_type == "linear" and kind != "sliding_attention":
+        rows = int(rows * float(scaling["factor"]))
+    elif rope_type == "yarn":
+        rows = int(scaling["original_max_position_embeddings"] * float(scaling["factor"]))
+    half_bytes = rows * (size // 2) * 4
     angles = [allocator.allocate(half_bytes) for _ in ("freqs", "cos", "sin")]
     table = allocator.allocate(2 * half_bytes)
     for block in angles:
         allocator.free(block)
-    allocator.allocate(
-        model.max_position_embeddings * model.head_size * deployment.dtype.itemsize_bytes
-    )
-    allocator.free(table)
+    if rope_type != "yarn" or model.mla is not None:
+        allocator.allocate(rows * size * deployment.dtype.itemsize_bytes)
+    if rope_type != "yarn":
+        allocator.free(table)
 
 
 def _extra_bytes(deployment: Deployment, shape: RankShape) -> int:
