@@ -94,6 +94,7 @@ def test_the_table_to_the_letter():
         "util=92   invalid              -     -       -       -       -      -     -      -     -",
         "util=0.2: infeasible at budget: No available memory for the cache blocks.",
         "util=92: invalid at resolve: util must be at most 1",
+        "util=0.92; util=0.2: the total is exact",
     ]
 
 

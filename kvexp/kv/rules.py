@@ -217,7 +217,8 @@ def rules_for(version: str) -> PlannerRules:
 
 
 def _note(name: str, asked: tuple[int, ...], column: PlannerRules) -> str:
-    if name == column.column:
+    released = name.replace(".", "").isdigit()
+    if name == column.column or (released and asked == _numbers(column)):
         return ""
     if column.engine == "v0":
         return f"{name} plans with the V0 engine's rules"

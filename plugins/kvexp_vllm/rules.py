@@ -123,6 +123,11 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def version_rules(version: str) -> VersionRules:
-    """The column of a version: the newest one that is not younger than it."""
+    """The column of a version: the newest one that is not younger than it.
+
+    0.8 to 0.10 had two engines: `0.8.5` means V1, `0.8.5-v0` the older one.
+    """
     release = release_of(version)
+    if version.lower().endswith("-v0"):
+        return COLUMNS[0]
     return max((c for c in COLUMNS if c.first <= release), key=lambda c: c.first)
