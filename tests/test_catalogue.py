@@ -1,10 +1,12 @@
 """The catalogue: every file loads into its dataclass, and its facts agree with published totals."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from kvexp import weights
 from kvexp.dtypes import DType
 from kvexp.request import Gpu, Model
 from kvexp.units import GIB
@@ -63,6 +65,17 @@ PARAMETERS = {
     "qwen3_32b": 32_762_123_264,
     "mistral_7b": 7_248_023_552,
     "phi4": 14_659_507_200,
+    "phi3_mini": 3_821_079_552,
+    "mistral_7b_v01": 7_241_732_096,
+}
+
+# The same of models that are not dense decoders alone; without towers for images.
+OTHER_PARAMETERS = {
+    "gemma3_12b": 11_766_034_176,
+    "gpt_oss_20b": 20_914_757_184,
+    "deepseek_v2_lite": 15_706_484_224,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "llama4_scout": 107_769_861_120,
 }
 
 # Bytes of K and V of one token, all layers, at two bytes an element.
@@ -93,6 +106,21 @@ KV_BYTES_PER_TOKEN = {
     "qwen3_32b": 262_144,
     "mistral_7b": 131_072,
     "phi4": 204_800,
+    "phi3_mini": 393_216,
+    "mistral_7b_v01": 131_072,
+    "qwen3_30b_a3b": 98_304,
+}
+
+# Layers of each kind.
+LAYERS = {
+    "gemma3_12b": {"sliding_attention": 40, "full_attention": 8},
+    "gpt_oss_20b": {"sliding_attention": 12, "full_attention": 12},
+    "phi3_mini": {"sliding_attention": 32},
+    "mistral_7b_v01": {"sliding_attention": 32},
+    "llama4_scout": {"chunked_attention": 36, "full_attention": 12},
+    "granite4_h_1b": {"mamba": 36, "full_attention": 4},
+    "deepseek_v2_lite": {"full_attention": 27},
+    "qwen3_30b_a3b": {"full_attention": 48},
 }
 
 # Totals as printed, GiB: what cudaMemGetInfo gives, never the size on the box.
@@ -156,6 +184,32 @@ def parameters(m):
     return vocabulary + m.num_hidden_layers * layer + m.hidden_size
 
 
+def tensors(m):
+    """All tensors of a model that one rank holds alone."""
+    share = weights.Slice(tp=1, num_layers=m.num_hidden_layers, first_stage=True, last_stage=True)
+    yield from weights.embedding(m, share, m.torch_dtype)
+    for index in range(m.num_hidden_layers):
+        yield from weights.attention(m, share, m.torch_dtype, None, index)
+        yield from weights.attention_norms(m, m.torch_dtype, index)
+        yield from weights.mlp(m, share, m.torch_dtype, None, index)
+        yield from weights.layer_norms(m, m.torch_dtype)
+    yield from weights.head(m, share, m.torch_dtype)
+
+
+def elements(m, tensor):
+    """Elements that a checkpoint counts: no padding, no buffers, no scales of packed weights."""
+    if tensor.role == "embedding":
+        return m.vocab_size * m.hidden_size
+    if tensor.name == "normalizer" or tensor.name.endswith("_scale"):
+        return 0
+    packed = tensor.role == "linear" and tensor.itemsize_bytes == 1  # two elements a byte
+    return tensor.numel * (2 if packed else 1)
+
+
+def held_parameters(m):
+    return sum(elements(m, tensor) for tensor in tensors(m))
+
+
 def test_catalogue_is_large_enough():
     assert len(MODEL_FILES) >= 25
     assert len(GPU_FILES) >= 25
@@ -190,15 +244,78 @@ def test_model_architecture_matches_its_type(path):
         "qwen3": "Qwen3ForCausalLM",
         "mistral": "MistralForCausalLM",
         "phi3": "Phi3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "gpt_oss": "GptOssForCausalLM",
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "llama4_text": "Llama4ForCausalLM",
+        "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     }
     if m.model_type in expected:
         assert m.architecture == expected[m.model_type]
-        assert m.attention_bias is (m.model_type == "qwen2")
+        assert m.attention_bias is (m.model_type in ("qwen2", "gpt_oss"))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_equal_the_published_total(name):
     assert parameters(model(name)) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", [*PARAMETERS, *OTHER_PARAMETERS])
+def test_tensors_add_up_to_the_published_total(name):
+    assert held_parameters(model(name)) == (PARAMETERS | OTHER_PARAMETERS)[name]
+
+
+def test_tensors_of_granite_add_up_to_the_published_1_46_billion():
+    assert round(held_parameters(model("granite4_h_1b")) / 1e9, 2) == 1.46
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_each_kind(name):
+    m = model(name)
+    assert Counter(m.layer_type(index) for index in range(m.num_hidden_layers)) == LAYERS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("gemma3_12b", 1024), ("gpt_oss_20b", 128), ("phi3_mini", 2047), ("mistral_7b_v01", 4096)],
+)
+def test_window_of_the_sliding_layers(name, window):
+    assert model(name).sliding_window == window
+
+
+def test_chunk_of_the_chunked_layers():
+    assert model("llama4_scout").attention_chunk_size == 8192
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("gemma3_12b", range(5, 48, 6)),
+        ("gpt_oss_20b", range(1, 24, 2)),
+        ("llama4_scout", range(3, 48, 4)),
+        ("granite4_h_1b", range(5, 40, 10)),
+    ],
+)
+def test_places_of_the_full_layers(name, layers):
+    m = model(name)
+    full = [i for i in range(m.num_hidden_layers) if m.layer_type(i) == "full_attention"]
+    assert full == list(layers)
+
+
+def test_deepseek_caches_one_latent_a_token_and_layer():
+    m = model("deepseek_v2_lite")
+    assert m.mla.latent_size == 576
+    assert m.num_hidden_layers * m.mla.latent_size * 2 == 31_104
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("deepseek_v2_lite", 26), ("qwen3_30b_a3b", 48), ("gpt_oss_20b", 24), ("llama4_scout", 48)],
+)
+def test_layers_with_experts(name, layers):
+    m = model(name)
+    assert sum(m.has_experts(index) for index in range(m.num_hidden_layers)) == layers
 
 
 @pytest.mark.parametrize("name", KV_BYTES_PER_TOKEN)
