@@ -15,6 +15,7 @@ from kvexp import point, registry, session
 from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
 from kvexp.grammar import keep_version_text
+from kvexp.isolate import Worker
 from kvexp.point import Point, compose_point
 from kvexp.results import Result
 
@@ -35,7 +36,8 @@ def run(overrides: Sequence[str] = ()) -> Result:
     if _wants_tracking(overrides):
         return session.run_single(points[0], quiet=True)
     session.check_profilers(points)
-    return point.execute(points[0])
+    with Worker() as worker:
+        return point.execute(points[0], worker)
 
 
 def sweep(overrides: Sequence[str]) -> list[Result]:
@@ -51,7 +53,8 @@ def sweep(overrides: Sequence[str]) -> list[Result]:
     if _wants_tracking(overrides):
         return session.run_sweep(points, points[0].folder.parent, quiet=True)
     session.check_profilers(points)
-    return [point.execute(each) for each in points]
+    with Worker() as worker:
+        return [point.execute(each, worker) for each in points]
 
 
 def compose_points(overrides: Sequence[str]) -> list[Point]:

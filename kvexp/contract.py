@@ -18,6 +18,7 @@ from kvexp.workload import (
     WorkloadMeasurement,
     check_device,
     check_measurable,
+    load_key,
 )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "check_device",
     "check_measurable",
     "gib",
+    "load_key",
     "parse_bytes_of",
     "weights",
 ]

@@ -1,4 +1,4 @@
-"""A fresh process for every measured point, so that no point sees what another left behind."""
+"""Processes of their own for measured points, so that none sees what another kind left behind."""
 
 import ctypes
 import os
@@ -10,6 +10,7 @@ from multiprocessing.context import SpawnProcess
 from time import monotonic
 
 from kvexp import pipeline
+from kvexp.bench import Bench
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run
 
@@ -17,50 +18,94 @@ GRACE_S = 5.0
 """How long a child may take to end by itself before it is killed."""
 
 
-def execute(run: Run, engine_name: str) -> Result:
-    """`pipeline.execute` in a spawned child; its death, too, becomes a status.
+class Worker:
+    """Runs measured points in a spawned process, kept while points share a load.
 
-    The child is gone when this returns, also on KeyboardInterrupt.
+    The process ends when the key changes, when a point ends in another way than the pipeline
+    foresees, and at `close`; it is gone when `close` returns, also after KeyboardInterrupt.
     """
-    context = get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    child = context.Process(
-        target=_child, args=(theirs, run, engine_name, os.getpid()), daemon=True
-    )
-    child.start()
-    theirs.close()
-    stage = Stage.start
-    limit_s = run.profiler.timeout_s
-    deadline = monotonic() + limit_s if limit_s is not None else None
-    try:
-        while ours.poll(None if deadline is None else max(0.0, deadline - monotonic())):
-            try:
-                message = ours.recv()
-            except EOFError:
-                break
-            if isinstance(message, Result):
-                child.join(GRACE_S)
-                return message
-            stage = message
-        else:
-            return Result(
-                status=Status.timeout,
-                stage=stage,
-                reason=f"not done after profiler.timeout_s={limit_s:g}",
-            )
-        child.join(GRACE_S)
-        return Result(status=Status.killed, stage=stage, reason=_death(child.exitcode))
-    finally:
-        _end(child)
-        ours.close()
+
+    def __init__(self) -> None:
+        self._key: str | None = None
+        self._child: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def execute(self, run: Run, engine_name: str) -> Result:
+        """`pipeline.execute` in the child; its death, too, becomes a status."""
+        key = run.profiler.load_key(run.engine.resolve(run, engine_name), run.engine)
+        if key is None or key != self._key:
+            self.close()
+        self._key = key
+        result = None
+        try:
+            result = self._run(run, engine_name)
+        finally:
+            if key is None or result is None or result.status not in _REUSABLE:
+                self.close()
+        return result
+
+    def close(self) -> None:
+        """End the child, by force where it must be."""
+        child, self._child = self._child, None
+        pipe, self._pipe = self._pipe, None
+        self._key = None
+        if pipe is not None:
+            pipe.close()  # a child that waits for work ends by itself
+        if child is not None:
+            _end(child)
+
+    def _run(self, run: Run, engine_name: str) -> Result:
+        child, pipe = self._started()
+        stage = Stage.start
+        limit_s = run.profiler.timeout_s
+        deadline = monotonic() + limit_s if limit_s is not None else None
+        try:
+            pipe.send((run, engine_name))
+            while pipe.poll(None if deadline is None else max(0.0, deadline - monotonic())):
+                message = pipe.recv()
+                if isinstance(message, Result):
+                    return message
+                stage = message
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            child.join(GRACE_S)
+            return Result(status=Status.killed, stage=stage, reason=_death(child.exitcode))
+        return Result(
+            status=Status.timeout,
+            stage=stage,
+            reason=f"not done after profiler.timeout_s={limit_s:g}",
+        )
+
+    def _started(self) -> tuple[SpawnProcess, Connection]:
+        if self._child is None or self._pipe is None:
+            context = get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._child = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+            self._child.start()
+            theirs.close()
+        return self._child, self._pipe
 
 
-def _child(pipe: Connection, run: Run, engine_name: str, parent: int) -> None:
+_REUSABLE = (Status.ok, Status.infeasible, Status.invalid)
+
+
+def _serve(pipe: Connection, parent: int) -> None:
+    """Run points until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
-    pipe.send(pipeline.execute(run, engine_name, on_stage=pipe.send))
-    pipe.close()
+    bench = Bench()
+    try:
+        while True:
+            run, engine_name = pipe.recv()
+            pipe.send(pipeline.execute(run, engine_name, on_stage=pipe.send, bench=bench))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        bench.close()
 
 
 def _die_with(parent: int) -> None:
@@ -73,9 +118,8 @@ def _die_with(parent: int) -> None:
 
 
 def _end(child: SpawnProcess) -> None:
-    if not child.is_alive():
-        return
-    child.terminate()
+    if child.is_alive():
+        child.terminate()
     child.join(GRACE_S)
     if child.is_alive():
         child.kill()

@@ -2,14 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from kvexp.bench import Bench
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue
-from kvexp.profiler import DeviceFacts, Measurement
+from kvexp.profiler import DeviceFacts
 from kvexp.results import (
     Budget,
     Part,
@@ -28,20 +28,32 @@ from kvexp.workload import is_out_of_memory
 SAME_CARD = 0.02
 """How far a measured total may be from the card that was asked for."""
 
+SEARCH_STEPS = 7
+"""Halvings in the search for a share that holds."""
+
 OnStage = Callable[[Stage], None]
 
 
-def execute(run: Run, engine_name: str, on_stage: OnStage = lambda stage: None) -> Result:
+def execute(
+    run: Run,
+    engine_name: str,
+    on_stage: OnStage = lambda stage: None,
+    bench: Bench | None = None,
+) -> Result:
     """Run one point to its end; whatever happens becomes a status, never an exception.
 
-    `on_stage` is told every stage as it begins. KeyboardInterrupt passes through.
+    `on_stage` is told every stage as it begins. `bench` holds what the process keeps loaded for
+    the next point; without one nothing is kept. KeyboardInterrupt passes through.
     """
     started = perf_counter()
-    progress = _Progress(on_stage)
+    progress = _Progress(on_stage, bench or Bench())
     try:
         result = _stages(run, engine_name, progress)
     except Exception as error:
         result = progress.keep(ended_by(error, progress.stage))
+    finally:
+        if bench is None:
+            progress.bench.close()
     if not result.effective and progress.deployment is not None:
         result = replace(
             result, effective=progress.deployment.effective(), notes=progress.deployment.notes
@@ -51,31 +63,27 @@ def execute(run: Run, engine_name: str, on_stage: OnStage = lambda stage: None) 
 
 def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
     """The pipeline itself, one line a step."""
-    engine = run.engine
+    engine, bench = run.engine, progress.bench
     progress.enter(Stage.resolve)
     deployment = progress.decided(engine.resolve(run, engine_name))
-    measurement = progress.measured_by(run.profiler.open(deployment, engine))
-    with closing(measurement):
+    with bench.measuring(run, deployment):
         progress.enter(Stage.start)
-        deployment = progress.decided(on_device(deployment, measurement.start()))
+        deployment = progress.decided(on_device(deployment, bench.start()))
         if refusal := engine.refuse_start(deployment):
             return progress.keep(refused(refusal, Stage.start))
         progress.enter(Stage.load)
-        measurement.load()
+        bench.load()
         progress.enter(Stage.warmup)
-        profiles = measurement.warmup()
+        profiles = bench.warmup()
         progress.enter(Stage.budget)
         quotas = [engine.quota(deployment, profile) for profile in profiles]
         plan = engine.plan(deployment, [quota.available_bytes for quota in quotas])
-        allocated_bytes = None
+        result = summary(engine, deployment, profiles, quotas, plan)
         if isinstance(plan, CachePlan):
-            progress.enter(Stage.allocate)
-            allocated_bytes = measurement.allocate(plan)
-        result = progress.keep(summary(engine, deployment, profiles, quotas, plan))
+            result = _proved(engine, deployment, profiles, plan, result, progress)
+        result = progress.keep(result)
     low, high = _bounds(engine, deployment, profiles)
-    return replace(
-        result, num_blocks_low=low, num_blocks_high=high, allocated_bytes=allocated_bytes
-    )
+    return replace(result, num_blocks_low=low, num_blocks_high=high)
 
 
 @dataclass(slots=True)
@@ -83,26 +91,88 @@ class _Progress:
     """How far a point has come, for the case that it ends early."""
 
     on_stage: OnStage
+    bench: Bench
     stage: Stage = Stage.resolve
     deployment: Deployment | None = None
-    measurement: Measurement | None = None
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
         self.on_stage(stage)
 
-    def measured_by(self, measurement: Measurement) -> Measurement:
-        self.measurement = measurement
-        return measurement
-
     def keep(self, result: Result) -> Result:
         """The result with the counters that were read until now."""
-        read = self.measurement.readings() if self.measurement is not None else {}
-        return replace(result, readings={**read, **result.readings})
+        return replace(result, readings={**self.bench.readings(), **result.readings})
 
     def decided(self, deployment: Deployment) -> Deployment:
         self.deployment = deployment
         return deployment
+
+
+def _proved(
+    engine: Engine,
+    deployment: Deployment,
+    profiles: Sequence[Profile],
+    plan: CachePlan,
+    result: Result,
+    progress: _Progress,
+) -> Result:
+    """Allocate the blocks for real and run on top of them, where the profiler can.
+
+    Out of memory is a finding here: the counts stay, and the largest share that holds is searched.
+    """
+    try:
+        allocated_bytes, verified = _prove(plan, progress)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        ended = ended_by(error, progress.stage)
+        return replace(
+            result,
+            status=ended.status,
+            stage=ended.stage,
+            reason=ended.reason,
+            verified=False,
+            largest_util=_largest_util(engine, deployment, profiles, progress),
+        )
+    return replace(result, allocated_bytes=allocated_bytes, verified=verified)
+
+
+def _prove(plan: CachePlan, progress: _Progress) -> tuple[int | None, bool | None]:
+    progress.enter(Stage.allocate)
+    allocated_bytes = progress.bench.allocate(plan)
+    progress.enter(Stage.verify)
+    return allocated_bytes, progress.bench.verify()
+
+
+def _largest_util(
+    engine: Engine, deployment: Deployment, profiles: Sequence[Profile], progress: _Progress
+) -> float | None:
+    """The largest share, to one part in `2 ** SEARCH_STEPS` of util, whose cache holds."""
+    low, high = 0.0, deployment.util
+    found = None
+    for _ in range(SEARCH_STEPS):
+        util = (low + high) / 2
+        smaller = replace(deployment, util=util)
+        available = [engine.quota(smaller, profile).available_bytes for profile in profiles]
+        plan = engine.plan(smaller, available)
+        progress.bench.release()
+        if isinstance(plan, Refusal):
+            low = util
+        elif _holds(plan, progress):
+            low = found = util
+        else:
+            high = util
+    return round(found, 4) if found is not None else None
+
+
+def _holds(plan: CachePlan, progress: _Progress) -> bool:
+    try:
+        _prove(plan, progress)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
 
 
 def on_device(deployment: Deployment, device: DeviceFacts | None) -> Deployment:

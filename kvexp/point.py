@@ -8,10 +8,11 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvexp import isolate, pipeline
+from kvexp import pipeline
 from kvexp.errors import InvalidValue, RequestError
 from kvexp.explain import explain
 from kvexp.grammar import shown
+from kvexp.isolate import Worker
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run, requested_values
 
@@ -87,12 +88,12 @@ def compose_point(
     )
 
 
-def execute(point: Point) -> Result:
-    """Run a point where its profiler belongs: here, or in a process of its own."""
+def execute(point: Point, worker: Worker) -> Result:
+    """Run a point where its profiler belongs: here, or in the worker's process."""
     if point.run is None:
         result = Result(status=Status.invalid, stage=Stage.compose, reason=point.problem)
     elif point.run.profiler.isolated:
-        result = isolate.execute(point.run, point.engine)
+        result = worker.execute(point.run, point.engine)
     else:
         result = pipeline.execute(point.run, point.engine)
     return replace(result, requested=point.requested())

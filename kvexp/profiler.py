@@ -20,10 +20,11 @@ class DeviceFacts:
 
 
 class Measurement(ABC):
-    """One pass through the stages, in this order: start, load, warmup, allocate, close.
+    """One pass through the stages: start, load, warmup, then allocate, verify and release, close.
 
-    The pipeline calls every method once; `close` always, whatever happened before. An exception
-    ends the point with the stage in which it was raised.
+    The first three are called once. The next three are called for every point that shares the
+    load (see `Profiler.load_key`), `close` always, whatever happened before. An exception ends the
+    point with the stage in which it was raised.
     """
 
     @abstractmethod
@@ -41,6 +42,17 @@ class Measurement(ABC):
     @abstractmethod
     def allocate(self, plan: CachePlan) -> int | None:
         """Really allocate the cache and return its bytes; None where nothing is allocated."""
+
+    def verify(self) -> bool | None:
+        """Run the largest forward again on top of the allocated cache.
+
+        True when it ran, None where nothing can be verified; out of memory is raised.
+        """
+        return None
+
+    def release(self) -> None:
+        """Give the cache back and keep what was loaded."""
+        return
 
     def readings(self) -> Mapping[str, Any]:
         """Raw counters by stage, as plain data; empty where there are none."""
@@ -72,6 +84,13 @@ class Profiler(ABC):
             ProfilerUnavailable: it cannot; the message says what is missing.
         """
         return
+
+    def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
+        """What one load and warm-up depends on: points with equal keys share them.
+
+        None: every point starts from nothing.
+        """
+        return None
 
     @abstractmethod
     def open(self, deployment: Deployment, engine: Engine) -> Measurement:

@@ -261,6 +261,8 @@ def _figure_lines(result: Result) -> Iterator[str]:
         length = result.effective.get("max_model_len")
         each = f" at {length:,} tokens a request" if isinstance(length, int) else ""
         yield f"max concurrency  {_concurrency(result)}{each}"
+    if result.verified is not None:
+        yield f"verified         {_verified(result)}"
     if result.layout is not None:
         yield f"layout           {result.layout}"
     if len(result.groups) > 1:
@@ -270,6 +272,14 @@ def _figure_lines(result: Result) -> Iterator[str]:
         counts = sorted({rank.num_blocks for rank in result.ranks})
         span = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
         yield f"ranks            {len(result.ranks)}, {span} blocks by their own memory"
+
+
+def _verified(result: Result) -> str:
+    if result.verified:
+        return "yes: the cache was allocated and the largest forward ran on top of it"
+    if result.largest_util is None:
+        return "no: no share that was tried holds"
+    return f"no: the largest share that was tried and holds is util={result.largest_util:g}"
 
 
 def _base(budget: Budget) -> str:

@@ -42,6 +42,7 @@ class Stage(StrEnum):
     warmup = "warmup"
     budget = "budget"
     allocate = "allocate"
+    verify = "verify"
     graphs = "graphs"
     done = "done"
 
@@ -184,7 +185,9 @@ class Result:
     refuses and null when the point ended before they were known. `num_blocks_low` and `_high`
     carry the uncertainty of the card's total where only a printed figure is known.
     `requested` holds the values as asked for (null: the engine's default), `effective` the
-    values that were used. `readings` are the raw counters of a measuring profiler.
+    values that were used. `readings` are the raw counters of a measuring profiler. `verified`:
+    the cache was really allocated and the largest forward ran on top of it; where it did not,
+    `largest_util` is the largest share that was tried and did.
     """
 
     status: Status
@@ -198,6 +201,8 @@ class Result:
     kv_tokens: int | None = None
     max_concurrency: float | None = None
     allocated_bytes: int | None = None
+    verified: bool | None = None
+    largest_util: float | None = None
     budget: Budget | None = None
     profile: Profile | None = None
     refusal: Refusal | None = None

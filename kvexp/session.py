@@ -13,6 +13,7 @@ import yaml
 from kvexp import point as point_
 from kvexp import record, report, tracking
 from kvexp.errors import ProfilerUnavailable, RequestError
+from kvexp.isolate import Worker
 from kvexp.point import Point
 from kvexp.results import Result, Stage, Status
 from kvexp.tracking import Store, Tracking
@@ -43,7 +44,8 @@ def run_single(point: Point, *, quiet: bool = False) -> Result:
         raise RequestError(point.problem)
     check_profilers([point])
     store = _open_store([point])
-    kept = _run_point(point, store, parent=None, tags={})
+    with Worker() as worker:
+        kept = _run_point(point, store, worker, parent=None, tags={})
     if not quiet:
         report.print_point(kept.result)
         _say_where(kept.folder, store)
@@ -64,15 +66,16 @@ def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> 
     name = _sweep_name(points)
     parent = store.start_sweep(name, _sweep_tags(points, folder))
     kept: list[Kept] = []
-    for index, point in enumerate(points):
-        reason = unavailable.get(index)
-        tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
-        kept.append(_run_point(point, store, parent=parent, tags=tags, skip=reason))
-        if not quiet and not kept[-1].result.ok:
+    with Worker() as worker:
+        for index, point in enumerate(points):
+            reason = unavailable.get(index)
+            tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
+            kept.append(_run_point(point, store, worker, parent=parent, tags=tags, skip=reason))
             ended = kept[-1].result
-            print(f"{point.name}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
-        if kept[-1].result.status is Status.killed and kept[-1].result.reason == _INTERRUPTED:
-            break
+            if not quiet and not ended.ok:
+                print(f"{point.name}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
+            if ended.status is Status.killed and ended.reason == _INTERRUPTED:
+                break
     common = _common(points)
     rows = [(_short_name(each.point, common), each.result) for each in kept]
     store.finish_sweep(parent, rows, _sweep_files(rows, folder), folder)
@@ -111,6 +114,7 @@ _INTERRUPTED = "interrupted"
 def _run_point(
     point: Point,
     store: Store,
+    worker: Worker,
     *,
     parent: str | None,
     tags: Mapping[str, object],
@@ -128,7 +132,7 @@ def _run_point(
     )
     try:
         if skip is None:
-            result = point_.execute(point)
+            result = point_.execute(point, worker)
         else:
             result = Result(status=Status.skipped, stage=Stage.start, reason=skip)
     except KeyboardInterrupt:

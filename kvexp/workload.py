@@ -153,6 +153,13 @@ def _driver_problem() -> str | None:
     return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible!r})"
 
 
+def load_key(profiler: str, deployment: Deployment, engine: Engine) -> str:
+    """What a load and a warm-up depend on: model, dtype, shape of the forward, kind of engine."""
+    shape = WarmupShape.of(deployment)
+    facts = (profiler, deployment.engine, deployment.engine_version, engine.charges_context)
+    return repr((facts, deployment.model, deployment.dtype, shape, deployment.gpu.name))
+
+
 def check_measurable(profiler: str, deployment: Deployment) -> None:
     """Do nothing where a `Workload` can be this deployment.
 
@@ -437,6 +444,11 @@ class Workload:
             torch.cuda.synchronize(self.device)
         return sum(int(layer.untyped_storage().nbytes()) for layer in self._cache)
 
+    def drop_cache(self) -> None:
+        """Give the KV cache back and keep the model."""
+        self._cache = []
+        self.release_cached()
+
     def release_cached(self) -> None:
         """Give back to the driver what the allocator holds but no tensor uses."""
         gc.collect()
@@ -542,6 +554,16 @@ class WorkloadMeasurement(Measurement):
                 f"counter allocated_bytes grew by {grown} for a KV cache of {allocated} bytes"
             )
         return allocated
+
+    def verify(self) -> bool | None:
+        """Run the largest prefill again, with the cache in place."""
+        self.workload.warmup()
+        self._record(Stage.verify)
+        return True
+
+    def release(self) -> None:
+        """Drop the cache; model and counters of the warm-up stay."""
+        self.workload.drop_cache()
 
     def readings(self) -> Mapping[str, Any]:
         """The counters by stage, and what was measured on what."""

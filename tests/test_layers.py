@@ -30,6 +30,7 @@ LAYERS = [
     "registry",
     "explain",
     "grammar",
+    "bench",
     "pipeline",
     "isolate",
     "point",

@@ -129,7 +129,17 @@ def test_keys_of_the_record():
         *("schema_version", "identity", "overrides", "started_at", "status", "stage", "reason"),
         *("num_blocks", "num_blocks_low", "num_blocks_high", "block_size", "block_bytes"),
         *("kv_tokens", "max_concurrency", "allocated_bytes", "budget", "profile", "refusal"),
-        *("layout", "groups", "ranks", "log_lines", "notes", "requested", "effective"),
+        *(
+            "layout",
+            "verified",
+            "largest_util",
+            "groups",
+            "ranks",
+            "log_lines",
+            "notes",
+            "requested",
+            "effective",
+        ),
         *("readings", "versions", "host", "git", "duration_s"),
     ]
     assert list(data["profile"]) == [

@@ -27,6 +27,7 @@ from kvexp.contract import (
     WorkloadMeasurement,
     check_device,
     check_measurable,
+    load_key,
 )
 
 __all__ = ["Nvml", "NvmlDevice", "NvmlMeasurement", "Sampler", "Usage"]
@@ -78,6 +79,10 @@ class Nvml(Profiler):
                 "the driver's NVML library libnvidia-ml.so.1 cannot be loaded"
                 " (a container needs the driver capability `utility`)"
             ) from None
+
+    def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
+        """See `Profiler.load_key`."""
+        return load_key(f"nvml every {self.interval_s} s", deployment, engine)
 
     def open(self, deployment: Deployment, engine: Engine) -> Measurement:
         """A measurement on the first visible GPU.

@@ -16,6 +16,7 @@ from kvexp.contract import (
     WorkloadMeasurement,
     check_device,
     check_measurable,
+    load_key,
 )
 
 __all__ = ["AllocatorMeasurement", "TorchAllocator"]
@@ -42,6 +43,10 @@ class TorchAllocator(Profiler):
             ProfilerUnavailable: one of them is missing.
         """
         check_device()
+
+    def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
+        """See `Profiler.load_key`."""
+        return load_key("torch_allocator", deployment, engine)
 
     def open(self, deployment: Deployment, engine: Engine) -> Measurement:
         """A measurement on the first visible GPU.
