@@ -21,6 +21,7 @@ from kvexp.deployment import Deployment
 from kvexp.dtypes import KvDtype
 from kvexp.engine import CachePlan, Engine
 from kvexp.errors import InvalidValue, ProfilerUnavailable
+from kvexp.gpu_lock import GpuLock
 from kvexp.profiler import DeviceFacts, Measurement
 from kvexp.request import Model
 from kvexp.results import Profile, Stage
@@ -299,6 +300,7 @@ class Workload:
         self.device = device if isinstance(device, str) else f"cuda:{device}"
         self._model: Any = None
         self._cache: list[Any] = []
+        self._lock: GpuLock | None = None
 
     @property
     def _on_gpu(self) -> bool:
@@ -311,9 +313,11 @@ class Workload:
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def start(self) -> DeviceFacts:
-        """Create the CUDA context, read the device."""
+        """Wait for the device to be free of other measurements, create the context, read it."""
         import torch  # noqa: PLC0415
 
+        self._lock = GpuLock(self.uuid())
+        self._lock.acquire()
         torch.cuda.set_device(self.device)
         self.release_cached()
         counters = self.read()
@@ -472,6 +476,8 @@ class Workload:
         if held:
             with suppress(RuntimeError):
                 self.release_cached()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def driver_version() -> str | None:

@@ -21,6 +21,7 @@ LAYERS = [
     "engine",
     "profiler",
     "cache",
+    "gpu_lock",
     "workload",
     "contract",
     "record",

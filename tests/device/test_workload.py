@@ -195,7 +195,7 @@ def test_the_device_is_named_in_every_call(kit, cuda):
     work = Workload(kit.make_deployment(), device=3)
     facts = work.start()
     assert (facts.name, facts.total_bytes, facts.free_bytes) == ("NVIDIA Fake", 1000, 900)
-    assert cuda.calls[0] == ("set_device", "cuda:3")
+    assert ("set_device", "cuda:3") in cuda.calls
     for call in cuda.calls:
         assert call[0] == "empty_cache" or call[1] == "cuda:3"
     assert cuda.calls.index(("empty_cache",)) < cuda.calls.index(("mem_get_info", "cuda:3"))

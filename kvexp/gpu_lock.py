@@ -1,0 +1,44 @@
+"""One measurement at a time on a GPU, across processes and users of a machine."""
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # no file locks of this kind: nothing serialises measurements there
+    fcntl = None  # type: ignore[assignment]
+
+
+class GpuLock:
+    """A lock file named after the device's UUID; it ends with the process that holds it."""
+
+    def __init__(self, uuid: str, folder: Path | None = None) -> None:
+        self.path = (folder or Path(tempfile.gettempdir())) / f"kvexp-gpu-{uuid}.lock"
+        self._handle: int | None = None
+
+    def acquire(self) -> None:
+        """Wait until no other measurement runs on the device; waiting is said on stderr."""
+        if fcntl is None or self._handle is not None:
+            return
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(OSError):
+            self.path.chmod(0o666)  # whoever comes next may be another user
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(
+                f"kvexp: waiting for the GPU: another measurement holds {self.path}",
+                file=sys.stderr,
+                flush=True,
+            )
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        self._handle = handle
+
+    def release(self) -> None:
+        """Let the next one in."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
