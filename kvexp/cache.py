@@ -14,6 +14,7 @@ from kvexp.kv import rules_for as _rules_for
 from kvexp.kv.dtypes import kv_quant_mode, storage_dtype
 from kvexp.kv.specs import (
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     FullAttentionSpec,
     LayerSpec,
     MambaSpec,
@@ -42,19 +43,16 @@ SLIDING_BLOCK_SIZE = 16
 
 def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec]:
     """The layers of one rank that keep a cache, by name, in the model's order."""
-    makers: dict[str, Callable[[Deployment], LayerSpec]] = {
-        "full_attention": _latent if deployment.model.mla is not None else _full,
-        "sliding_attention": _sliding,
-        "chunked_attention": _chunked,
-        "mamba": _mamba,
-    }
     specs: dict[str, LayerSpec] = {}
-    by_kind: dict[str, LayerSpec] = {}
+    by_kind: dict[str, dict[str, LayerSpec]] = {}
     for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
+        if not deployment.model.owns_cache(index):
+            continue
         kind = deployment.model.layer_type(index)
         if kind not in by_kind:
-            by_kind[kind] = makers[kind](deployment)
-        specs[f"layers.{index}"] = by_kind[kind]
+            by_kind[kind] = _specs_of(deployment, kind)
+        for part, spec in by_kind[kind].items():
+            specs[f"layers.{index}{part}"] = spec
     return specs
 
 
@@ -62,45 +60,85 @@ def attention_block_size(deployment: Deployment) -> int:
     """Tokens of an attention block, raised where a recurrent state needs a larger page.
 
     vLLM `_align_hybrid_block_size` without prefix caching: the block is the smallest multiple of
-    the asked one whose attention page holds the state's page.
+    the asked one whose attention page holds the largest state's page.
     """
-    if not deployment.model.is_hybrid:
+    states = _states(deployment)
+    if not states or _is_attention_free(deployment):
         return deployment.block_size
     token_bytes = _full(deployment, block_size=1).page_size_bytes
-    state_bytes = _state(deployment).page_size_bytes
+    state_bytes = max(state.page_size_bytes for state in states.values())
     blocks = -(-state_bytes // (deployment.block_size * token_bytes))
     return deployment.block_size * blocks
 
 
+def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
+    """What one layer of a kind caches, by the suffix of its name."""
+    specs: dict[str, LayerSpec] = {}
+    if kind in ("full_attention", "hybrid"):
+        mla = deployment.model.mla
+        if mla is not None and mla.index_head_dim is not None:
+            specs[".indexer"] = _indexer(deployment, mla.index_head_dim)
+        specs[""] = _full(deployment)
+    elif kind == "sliding_attention":
+        specs[""] = _sliding(deployment)
+    elif kind == "chunked_attention":
+        specs[""] = _chunked(deployment)
+    if deployment.model.cross_attention or kind == "cross_attention":
+        specs[".encoder_attn"] = CrossAttentionSpec(
+            block_size=deployment.block_size,
+            indexes_kv_by_block_stride=True,
+            **_heads(deployment, kind),
+        )
+    state = _states(deployment).get(kind)
+    if state is not None:
+        page = None if _is_attention_free(deployment) else _full(deployment).page_size_bytes
+        specs[".mixer"] = replace(state, page_size_padded=page)
+    return specs
+
+
 def _full(deployment: Deployment, block_size: int | None = None) -> FullAttentionSpec:
-    return FullAttentionSpec(
-        block_size=block_size or attention_block_size(deployment),
-        indexes_kv_by_block_stride=True,
-        **_heads(deployment),
+    """K and V of every token, or the latent vector."""
+    size = block_size or attention_block_size(deployment)
+    mla, kv_dtype = deployment.model.mla, deployment.kv_dtype
+    if mla is None or not mla.latent_cache:
+        heads = _heads(deployment, "full_attention")
+        return FullAttentionSpec(
+            block_size=size,
+            head_size_v=deployment.model.v_head_dim,
+            indexes_kv_by_block_stride=True,
+            **heads,
+        )
+    sparse_fp8 = mla.index_head_dim is not None and kv_dtype.is_fp8
+    return MLAAttentionSpec(
+        block_size=size,
+        num_kv_heads=1,
+        head_size=mla.latent_size,
+        dtype=storage_dtype("fp8_ds_mla" if sparse_fp8 else kv_dtype.value),
+        kv_quant_mode=kv_quant_mode(kv_dtype.value),
+        cache_dtype_str="fp8_ds_mla" if sparse_fp8 else None,
+        indexes_kv_by_block_stride=mla.index_head_dim is None,
     )
 
 
-def _latent(deployment: Deployment) -> MLAAttentionSpec:
-    mla = deployment.model.mla
-    assert mla is not None
+def _indexer(deployment: Deployment, head_dim: int) -> MLAAttentionSpec:
+    """The key by which tokens are picked: 8-bit elements and a scale for each 128 of them."""
     return MLAAttentionSpec(
         block_size=deployment.block_size,
         num_kv_heads=1,
-        head_size=mla.latent_size,
-        dtype=storage_dtype(deployment.kv_dtype.value),
-        kv_quant_mode=kv_quant_mode(deployment.kv_dtype.value),
-        indexes_kv_by_block_stride=True,
+        head_size=head_dim + head_dim // 128 * 4,
+        dtype="uint8",
     )
 
 
 def _sliding(deployment: Deployment) -> SlidingWindowSpec:
-    window = deployment.model.sliding_window
+    window, own = deployment.model.sliding_window, deployment.model.sliding_heads
     assert window is not None
     return SlidingWindowSpec(
         block_size=SLIDING_BLOCK_SIZE,
         sliding_window=window,
+        head_size_v=own.v_head_dim if own else deployment.model.v_head_dim,
         indexes_kv_by_block_stride=True,
-        **_heads(deployment),
+        **_heads(deployment, "sliding_attention"),
     )
 
 
@@ -111,36 +149,87 @@ def _chunked(deployment: Deployment) -> ChunkedLocalAttentionSpec:
         block_size=deployment.block_size,
         attention_chunk_size=chunk,
         indexes_kv_by_block_stride=True,
-        **_heads(deployment),
+        **_heads(deployment, "chunked_attention"),
     )
 
 
-def _mamba(deployment: Deployment) -> MambaSpec:
-    """The state of one request, padded to the attention page."""
-    return replace(_state(deployment), page_size_padded=_full(deployment).page_size_bytes)
+def _is_attention_free(deployment: Deployment) -> bool:
+    model = deployment.model
+    kinds = {model.layer_type(index) for index in range(model.num_hidden_layers)}
+    return kinds <= {"mamba", "linear_attention", "conv", "mlp"}
 
 
-def _state(deployment: Deployment) -> MambaSpec:
-    """Convolution and recurrent state of Mamba2 on one rank, in the model's dtype."""
+def _states(deployment: Deployment) -> dict[str, MambaSpec]:
+    """The recurrent states of one rank by kind of layer, not padded."""
+    model = deployment.model
+    kinds = {model.layer_type(index) for index in range(model.num_hidden_layers)}
+    makers: dict[str, Callable[[Deployment], MambaSpec]] = {
+        "mamba": _mamba_state,
+        "hybrid": _mamba_state,
+        "linear_attention": _linear_state,
+        "conv": _conv_state,
+    }
+    return {kind: make(deployment) for kind, make in makers.items() if kind in kinds}
+
+
+def _mamba_state(deployment: Deployment) -> MambaSpec:
+    """Convolution and recurrent state of Mamba on one rank.
+
+    Mamba1's convolution covers the channels, Mamba2's the groups' B and C too.
+    """
     mamba, tp = deployment.model.mamba, deployment.tp
     assert mamba is not None
-    groups = mamba.mamba_n_groups if mamba.mamba_n_groups % tp == 0 else tp
-    conv = (mamba.intermediate_size + 2 * groups * mamba.mamba_d_state) // tp
-    dtype = deployment.dtype.value
+    conv = mamba.intermediate_size // tp
+    if mamba.mamba_dt_rank is None:
+        groups = mamba.mamba_n_groups if mamba.mamba_n_groups % tp == 0 else tp
+        conv = (mamba.intermediate_size + 2 * groups * mamba.mamba_d_state) // tp
     return MambaSpec(
         block_size=deployment.max_model_len,
         shapes=(
             (mamba.mamba_d_conv - 1, conv),
             (mamba.mamba_n_heads // tp, mamba.mamba_d_head, mamba.mamba_d_state),
         ),
-        dtypes=(dtype, dtype),
+        dtypes=(deployment.dtype.value, (mamba.state_dtype or deployment.dtype).value),
     )
 
 
-def _heads(deployment: Deployment) -> dict[str, Any]:
+def _linear_state(deployment: Deployment) -> MambaSpec:
+    """Gated DeltaNet and KDA keep a convolution beside the state, lightning attention none."""
+    linear, tp = deployment.model.linear, deployment.tp
+    assert linear is not None
+    heads = linear.linear_num_value_heads // tp
+    state_dtype = (linear.state_dtype or deployment.dtype).value
+    state = (heads, linear.linear_value_head_dim, linear.linear_key_head_dim)
+    if linear.kind == "lightning":
+        return MambaSpec(
+            block_size=deployment.max_model_len, shapes=(state,), dtypes=(state_dtype,)
+        )
+    conv = (2 * linear.key_size + linear.value_size) // tp
+    return MambaSpec(
+        block_size=deployment.max_model_len,
+        shapes=((linear.linear_conv_kernel_dim - 1, conv), state),
+        dtypes=(deployment.dtype.value, state_dtype),
+    )
+
+
+def _conv_state(deployment: Deployment) -> MambaSpec:
+    model = deployment.model
+    assert model.conv_L_cache is not None
+    return MambaSpec(
+        block_size=deployment.max_model_len,
+        shapes=((model.conv_L_cache - 1, model.hidden_size // deployment.tp),),
+        dtypes=(deployment.dtype.value,),
+    )
+
+
+def _heads(deployment: Deployment, kind: str) -> dict[str, Any]:
+    """KV heads of one rank; they are replicated where tp exceeds their number."""
+    model = deployment.model
+    own = model.sliding_heads if kind == "sliding_attention" else None
+    kv_heads = own.num_key_value_heads if own else model.kv_heads
     return {
-        "num_kv_heads": deployment.kv_heads_per_rank,
-        "head_size": deployment.model.head_size,
+        "num_kv_heads": max(1, kv_heads // deployment.tp),
+        "head_size": own.head_dim if own else model.head_size,
         "dtype": storage_dtype(deployment.kv_dtype.value),
         "kv_quant_mode": kv_quant_mode(deployment.kv_dtype.value),
     }
@@ -166,24 +255,33 @@ def plan(
     options: PlanOptions,
 ) -> CachePlan | Refusal:
     """vLLM's plan for `available_bytes` on each rank; a refusal carries the engine's figures."""
-    answer = plan_cache(
-        PlanRequest(
-            workers=[layer_specs(deployment, shape) for shape in shapes],
-            available_bytes=list(available_bytes),
-            max_model_len=deployment.max_model_len,
-            max_num_batched_tokens=deployment.max_num_batched_tokens,
-            max_in_flight_tokens=options.in_flight_tokens,
-            block_size=attention_block_size(deployment),
-            auto_fit=options.auto_fit,
-            hybrid=options.hybrid,
-            dcp=options.dcp,
-            num_gpu_blocks_override=options.num_gpu_blocks_override,
-        ),
-        rules,
+    request = PlanRequest(
+        workers=[layer_specs(deployment, shape) for shape in shapes],
+        available_bytes=list(available_bytes),
+        max_model_len=deployment.max_model_len,
+        max_num_batched_tokens=deployment.max_num_batched_tokens,
+        max_in_flight_tokens=options.in_flight_tokens,
+        block_size=attention_block_size(deployment),
+        auto_fit=options.auto_fit,
+        hybrid=options.hybrid,
+        dcp=options.dcp,
+        num_gpu_blocks_override=options.num_gpu_blocks_override,
     )
+    answer = plan_cache(request, rules)
     if isinstance(answer, PlanRefusal):
-        return _refusal(deployment, answer)
+        return _refusal(deployment, _with_need(answer, request, rules))
     return _cache_plan(deployment, answer, rules)
+
+
+def _with_need(answer: PlanRefusal, request: PlanRequest, rules: PlannerRules) -> PlanRefusal:
+    """A refusal for want of any memory, with what one request would have needed."""
+    if answer.code != "no_memory" or answer.worker is None:
+        return answer
+    plenty = replace(request, available_bytes=[1 << 62] * len(request.workers))
+    rich = plan_cache(plenty, rules)
+    if isinstance(rich, PlanRefusal) or rich.needed_bytes_per_worker is None:
+        return answer
+    return replace(answer, needed_bytes=rich.needed_bytes_per_worker[answer.worker])
 
 
 def _refusal(deployment: Deployment, answer: PlanRefusal) -> Refusal:
@@ -196,7 +294,11 @@ def _refusal(deployment: Deployment, answer: PlanRefusal) -> Refusal:
         if answer.estimated_max_model_len:
             message += f"; a max_model_len of {answer.estimated_max_model_len} would fit"
     elif answer.code == "no_memory":
-        message = f"nothing is left for the cache: {gib(available)} after weights and activation"
+        message = (
+            f"nothing is left for the cache: the parts before it exceed the request by"
+            f" {gib(-available)}, and one request of {deployment.max_model_len} tokens needs"
+            f" {gib(needed)}"
+        )
     else:
         message = answer.message
     return Refusal(

@@ -42,6 +42,17 @@ class KvDtype(Enum):
 
 
 class Quantization(Enum):
-    """Weight quantisation; never decides the KV dtype."""
+    """How weights are stored; never decides the KV dtype.
+
+    fp8 is applied while loading where the checkpoint is not quantised. w8a8 and w4a16 are
+    compressed-tensors' int8 and int4, bitsandbytes is NF4, the others are formats of that name.
+    """
 
     fp8 = "fp8"
+    w8a8 = "w8a8"
+    w4a16 = "w4a16"
+    awq = "awq"
+    gptq = "gptq"
+    bitsandbytes = "bitsandbytes"
+    mxfp4 = "mxfp4"
+    nvfp4 = "nvfp4"

@@ -4,7 +4,7 @@ Facts of a model carry the names of its Hugging Face config, so that a file in c
 like a config.json. Null in a knob means: what the engine and its version would choose.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
@@ -16,13 +16,20 @@ from kvexp.units import GIB, parse_bytes
 
 @dataclass
 class Mla:
-    """Multi-head latent attention: one compressed vector a token instead of K and V heads."""
+    """Multi-head latent attention: one compressed vector a token instead of K and V heads.
+
+    `index_head_dim` and `index_n_heads` are of the indexer that picks tokens (DeepSeek V3.2); it
+    caches a key of its own. Without `latent_cache` K and V of all heads are cached instead.
+    """
 
     kv_lora_rank: int = MISSING
     qk_rope_head_dim: int = MISSING
     qk_nope_head_dim: int = MISSING
     v_head_dim: int = MISSING
     q_lora_rank: int | None = None
+    index_head_dim: int | None = None
+    index_n_heads: int | None = None
+    latent_cache: bool = True
 
     @property
     def latent_size(self) -> int:
@@ -32,9 +39,10 @@ class Mla:
 
 @dataclass
 class Moe:
-    """Mixture of experts in the layers from `first_k_dense_replace` on.
+    """Mixture of experts in the layers from `first_k_dense_replace` on, or in `layers`.
 
     `shared_intermediate_size` is the width of the experts that every token passes, 0 for none;
+    the experts work on vectors of `latent_size` where it is given, else of the hidden size;
     `format` is how the checkpoint stores the experts where that is not the model's dtype (mxfp4).
     """
 
@@ -43,13 +51,19 @@ class Moe:
     moe_intermediate_size: int = MISSING
     shared_intermediate_size: int = 0
     first_k_dense_replace: int = 0
+    layers: list[int] | None = None
+    latent_size: int | None = None
     format: str | None = None
     bias: bool = False
 
 
 @dataclass
 class Mamba:
-    """Mamba2 layers: a convolution and a recurrent state of fixed size for every request."""
+    """Mamba layers: a convolution and a recurrent state of fixed size for every request.
+
+    Mamba2, or Mamba1 where `mamba_dt_rank` is given: then a head is one channel wide. `state_dtype`
+    is of the recurrent state where it is not the model's.
+    """
 
     mamba_n_heads: int = MISSING
     mamba_d_head: int = MISSING
@@ -57,6 +71,8 @@ class Mamba:
     mamba_n_groups: int = 1
     mamba_d_conv: int = 4
     mamba_conv_bias: bool = True
+    mamba_dt_rank: int | None = None
+    state_dtype: DType | None = None
 
     @property
     def intermediate_size(self) -> int:
@@ -64,8 +80,89 @@ class Mamba:
         return self.mamba_n_heads * self.mamba_d_head
 
 
-LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "mamba")
-"""Kinds of layers by the names of Hugging Face configs."""
+@dataclass
+class LinearAttention:
+    """Linear attention: a state of fixed size for every request.
+
+    `kind` is gated_delta_net (Qwen3-Next), kda (Kimi Linear) or lightning (MiniMax-Text, which has
+    no convolution).
+    """
+
+    kind: str = MISSING
+    linear_num_key_heads: int = MISSING
+    linear_num_value_heads: int = MISSING
+    linear_key_head_dim: int = MISSING
+    linear_value_head_dim: int = MISSING
+    linear_conv_kernel_dim: int = 4
+    state_dtype: DType | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in LINEAR_KINDS:
+            raise InvalidValue(
+                f"model.linear.kind must be one of {', '.join(LINEAR_KINDS)}, got {self.kind!r}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Elements of all key heads."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of all value heads."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+
+LINEAR_KINDS = ("gated_delta_net", "kda", "lightning")
+"""Kinds of linear attention whose state is known."""
+
+
+@dataclass
+class Heads:
+    """Heads of the sliding layers where they differ from those of the others."""
+
+    num_attention_heads: int = MISSING
+    num_key_value_heads: int = MISSING
+    head_dim: int = MISSING
+    v_head_dim: int | None = None
+
+
+@dataclass
+class QuantizationConfig:
+    """How a checkpoint stores its matrices; `bits` of an element where the method allows several.
+
+    `group_size` elements of a row share one scale: 0 for one scale a row, -1 for one a matrix.
+    `block_size` instead is a side of a square of elements. `ignore` are modules at the base dtype:
+    a module's name or last part, or a regular expression after `re:`.
+    """
+
+    method: Quantization = MISSING
+    bits: int | None = None
+    group_size: int | None = None
+    block_size: int | None = None
+    zero_point: bool = False
+    act_order: bool = False
+    ignore: list[str] = field(default_factory=list)
+
+
+LAYER_TYPES = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "cross_attention",
+    "mamba",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "mlp",
+)
+"""Kinds of layers by the names of Hugging Face configs.
+
+A `hybrid` layer has full attention and Mamba side by side; `mlp` layers cache nothing.
+"""
+
+STATE_LAYERS = ("mamba", "linear_attention", "conv", "hybrid")
+"""Kinds of layers that keep a state of fixed size for every request."""
 
 
 @dataclass
@@ -73,7 +170,13 @@ class Model:
     """Architecture facts of a model.
 
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
-    `full_attention`, or `sliding_attention` where there is a window.
+    `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
+    layers read the cache of earlier ones. `qk_norm` (head, heads or full) is for types where a
+    config decides. `tower_parameters` counts what stands beside the decoder:
+    vision and audio encoders, projectors. `path` is a checkpoint or config.json to read the facts
+    from, `config_path` the section of it, `aliases` are further ids with the same facts, `notes`
+    the assumptions of the reader, and `checkpoint_bytes` what the checkpoint's tensors take where
+    they were read.
     """
 
     name: str = MISSING
@@ -87,25 +190,38 @@ class Model:
     num_attention_heads: int = MISSING
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    v_head_dim: int | None = None
     vocab_size: int = MISSING
     max_position_embeddings: int = MISSING
     tie_word_embeddings: bool = False
     torch_dtype: DType = DType.bf16
     kv_cache_scheme: KvDtype | None = None
+    quantization_config: QuantizationConfig | None = None
     attention_bias: bool = False
+    qk_norm: str | None = None
     rope_theta: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: Any = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
+    sliding_heads: Heads | None = None
     attention_chunk_size: int | None = None
+    num_kv_shared_layers: int = 0
+    cross_attention: bool = False
+    conv_L_cache: int | None = None  # noqa: N815 (as configs spell it)
     mla: Mla | None = None
     moe: Moe | None = None
     mamba: Mamba | None = None
+    linear: LinearAttention | None = None
+    tower_parameters: int = 0
+    path: str | None = None
+    config_path: str | None = None
+    aliases: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checkpoint_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in (
             "hidden_size",
-            "intermediate_size",
             "num_hidden_layers",
             "num_attention_heads",
             "vocab_size",
@@ -115,17 +231,29 @@ class Model:
         for name in (
             "num_key_value_heads",
             "head_dim",
+            "v_head_dim",
             "sliding_window",
             "attention_chunk_size",
+            "conv_L_cache",
         ):
             if getattr(self, name) is not None:
                 _at_least_one(f"model.{name}", getattr(self, name))
+        if self.intermediate_size < (0 if self.moe or self.mamba else 1):
+            raise InvalidValue(
+                f"model.intermediate_size must be at least 1, got {self.intermediate_size}"
+            )
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise InvalidValue(
                 f"model.head_dim must be given: hidden_size {self.hidden_size} is not a multiple of"
                 f" num_attention_heads {self.num_attention_heads}"
             )
+        if not 0 <= self.num_kv_shared_layers < self.num_hidden_layers:
+            raise InvalidValue(
+                f"model.num_kv_shared_layers must be below num_hidden_layers"
+                f" ({self.num_hidden_layers}), got {self.num_kv_shared_layers}"
+            )
         self._check_layer_types()
+        self._check_rope_scaling()
 
     @property
     def kv_heads(self) -> int:
@@ -137,6 +265,17 @@ class Model:
         """Elements of one head of K (and of V)."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    def heads(self, index: int) -> Heads:
+        """The heads of one layer."""
+        if self.sliding_heads is not None and self.layer_type(index) == "sliding_attention":
+            return self.sliding_heads
+        return Heads(
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_size,
+            v_head_dim=self.v_head_dim,
+        )
+
     def layer_type(self, index: int) -> str:
         """The kind of one layer."""
         if self.layer_types:
@@ -145,18 +284,47 @@ class Model:
 
     def has_experts(self, index: int) -> bool:
         """Whether a layer's MLP is a mixture of experts."""
-        return self.moe is not None and index >= self.moe.first_k_dense_replace
+        if self.moe is None:
+            return False
+        if self.moe.layers is not None:
+            return index in self.moe.layers
+        return index >= self.moe.first_k_dense_replace
+
+    def owns_cache(self, index: int) -> bool:
+        """Whether a layer keeps a cache of its own, rather than reading an earlier layer's."""
+        return index < self.num_hidden_layers - self.num_kv_shared_layers
 
     @property
     def is_hybrid(self) -> bool:
         """Whether some layers keep a recurrent state."""
-        return "mamba" in (self.layer_types or ())
+        return bool(set(STATE_LAYERS) & set(self.layer_types or ()))
+
+    def _check_rope_scaling(self) -> None:
+        scaling = self.rope_scaling
+        if scaling is None:
+            return
+        if not isinstance(scaling, dict):
+            raise InvalidValue(f"model.rope_scaling must be a mapping or null, got {scaling!r}")
+        if "factor" in scaling and "rope_type" not in scaling and "type" not in scaling:
+            raise InvalidValue(f"model.rope_scaling must name its rope_type, got {scaling!r}")
+        for key in ("factor", "original_max_position_embeddings"):
+            value = scaling.get(key)
+            if key not in scaling:
+                continue
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is None or not is_number or not 0 < value < 1e9:
+                raise InvalidValue(
+                    f"model.rope_scaling.{key} must be a positive number, got {value!r}"
+                )
 
     def _check_layer_types(self) -> None:
         needs = {
             "sliding_attention": "sliding_window",
             "chunked_attention": "attention_chunk_size",
             "mamba": "mamba",
+            "linear_attention": "linear",
+            "conv": "conv_L_cache",
+            "hybrid": "mamba",
         }
         for kind in self.layer_types or ():
             if kind not in LAYER_TYPES:
@@ -173,15 +341,16 @@ class Gpu:
 
     `total_bytes` is what cudaMemGetInfo reports. Where only a printed figure is known,
     `total_printed_gib` repeats it and `total_bytes` equals it; the error is then half of its last
-    digit. `context_bytes` is what one CUDA context takes before an engine's baseline.
+    digit. `context_bytes` is what one CUDA context takes before an engine's baseline; an H200's is
+    assumed where none is given.
     """
 
     name: str = MISSING
-    source: str = MISSING
+    source: str = "given"
     total_bytes: Any = MISSING
     total_printed_gib: float | None = None
-    context_bytes: Any = MISSING
-    context_from: str | None = None
+    context_bytes: Any = 552402944
+    context_from: str | None = "h200"
     num_sms: int | None = None
     compute_capability: str | None = None
     free_bytes: Any = None
@@ -197,12 +366,21 @@ class Gpu:
             self.free_bytes = parse_bytes_of("gpu.free_bytes", self.free_bytes)
         if self.total_bytes == 0:
             raise InvalidValue("gpu.total_bytes must be more than 0, got 0")
-        for name in ("free_bytes", "used_by_others_bytes"):
+        for name in ("context_bytes", "free_bytes", "used_by_others_bytes"):
             if (getattr(self, name) or 0) > self.total_bytes:
                 raise InvalidValue(
                     f"gpu.{name} must not exceed gpu.total_bytes ({self.total_bytes}),"
                     f" got {getattr(self, name)}"
                 )
+        if (self.free_bytes or 0) + self.used_by_others_bytes > self.total_bytes:
+            raise InvalidValue(
+                f"gpu.free_bytes and gpu.used_by_others_bytes must not exceed gpu.total_bytes"
+                f" together ({self.total_bytes}), got {self.free_bytes} and"
+                f" {self.used_by_others_bytes}"
+            )
+        printed = self.total_printed_gib
+        if printed is not None and not 0 < printed < 1e6:
+            raise InvalidValue(f"gpu.total_printed_gib must be a size in GiB, got {printed:g}")
 
     @property
     def total_error_bytes(self) -> int:
@@ -212,6 +390,10 @@ class Gpu:
         listed = int(round(self.total_printed_gib * 100) * GIB // 100)
         return int(GIB * 0.005) if self.total_bytes == listed else 0
 
+
+LARGEST = 1 << 40
+LIMITS = {"num_hidden_layers": 10_000, "num_attention_heads": 1 << 20, "tp": 1 << 16, "pp": 10_000}
+"""The largest counts that are taken for meant; everything else ends at `LARGEST`."""
 
 AUTO_FIT = -1
 """A `max_model_len` that asks the engine for the longest length that fits."""
@@ -247,11 +429,31 @@ class Knobs:
         for name in ("tp", "pp"):
             _at_least_one(name, getattr(self, name))
         if self.util is not None and not 0 < self.util <= 1:
-            hint = f"; did you mean {self.util / 100:g}?" if 2 <= self.util <= 100 else ""
+            hint = f"; did you mean {self.util / 100:g}?" if 10 <= self.util <= 100 else ""
             raise InvalidValue(
                 "util must be above 0 and at most 1 (a fraction of the card),"
                 f" got {self.util:g}{hint}"
             )
+
+
+def share_of_total(knobs: Knobs, share: float | None, *, default: float) -> float:
+    """The share of the card where an engine's `util` is just that: either of the two, not both.
+
+    Raises:
+        InvalidValue: the share is none, or both are given.
+    """
+    if share is None:
+        return default if knobs.util is None else knobs.util
+    check_share(knobs, share)
+    return share
+
+
+def check_share(knobs: Knobs, share: float) -> None:
+    """See `share_of_total`."""
+    if not 0 < share <= 1:
+        raise InvalidValue(f"engine.share_of_total must be above 0 and at most 1, got {share:g}")
+    if knobs.util is not None:
+        raise InvalidValue("give util or engine.share_of_total, not both")
 
 
 def parse_bytes_of(key: str, value: object) -> int:
@@ -269,3 +471,6 @@ def parse_bytes_of(key: str, value: object) -> int:
 def _at_least_one(key: str, value: int | None) -> None:
     if value is None or value < 1:
         raise InvalidValue(f"{key} must be at least 1, got {value}")
+    limit = LIMITS.get(key.rpartition(".")[2], LARGEST)
+    if value > limit:
+        raise InvalidValue(f"{key} must be at most {limit}, got {str(value)[:40]}")

@@ -1,95 +1,53 @@
 """The tensors of a model as engines hold them: fused projections, one slice a rank.
 
-Facts that belong to a model type, never to a model's name, stand in `ARCHITECTURES`.
+What belongs to a model type stands in `architectures`, how a matrix is stored in `formats`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from kvexp.architectures import Architecture, architecture_of, is_known
 from kvexp.dtypes import DType, Quantization
-from kvexp.errors import InvalidValue
-from kvexp.request import Model, Moe
+from kvexp.formats import Tensor, format_of, linear, stored_as
+from kvexp.request import LinearAttention, Mamba, Mla, Model, Moe, QuantizationConfig
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """What a model type adds to the common decoder block.
-
-    `qk_norm`: RMS norms of one head's size on q and k. `norms`: norms of the hidden size a layer.
-    `output_bias`: a bias on the output projection too. `sinks`: one number a head. `rotary`: the
-    share of a head that is rotated, 0 without positions. `local_rotary`: sliding layers have a
-    rotary cache of their own. `normalizer`: one number scales the embeddings.
-    """
-
-    qk_norm: bool = False
-    norms: int = 2
-    output_bias: bool = False
-    sinks: bool = False
-    rotary: float = 1.0
-    local_rotary: bool = False
-    normalizer: bool = False
-
+__all__ = [
+    "Slice",
+    "Tensor",
+    "architecture_of",
+    "attention",
+    "attention_norms",
+    "bytes_by_module",
+    "embedding",
+    "head",
+    "is_known",
+    "layer_norms",
+    "mlp",
+    "padded_vocab_size",
+    "parameters",
+    "rotary_size",
+    "towers",
+]
 
 MXFP4_WIDTH = 64
 """Multiple to which a rank's expert width is padded in MXFP4 kernels."""
 
-ARCHITECTURES = {
-    "llama": Architecture(),
-    "mistral": Architecture(),
-    "phi3": Architecture(),
-    "qwen2": Architecture(),
-    "qwen3": Architecture(qk_norm=True),
-    "qwen3_moe": Architecture(qk_norm=True),
-    "gemma3_text": Architecture(qk_norm=True, norms=4, local_rotary=True, normalizer=True),
-    "gpt_oss": Architecture(output_bias=True, sinks=True),
-    "deepseek_v2": Architecture(),
-    "llama4_text": Architecture(),
-    "granitemoehybrid": Architecture(rotary=0.0),
-}
-
-
-def architecture_of(model: Model) -> Architecture:
-    """The facts of the model's type.
-
-    Raises:
-        InvalidValue: the type is not known.
-    """
-    try:
-        return ARCHITECTURES[model.model_type]
-    except KeyError:
-        raise InvalidValue(
-            f"model.model_type must be one of {', '.join(sorted(ARCHITECTURES))},"
-            f" got {model.model_type!r}"
-        ) from None
+_Linear = Callable[..., Iterator[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """The share of one rank: `num_layers` layers, 1/`tp` of the split dimensions."""
+    """The share of one rank: `num_layers` layers, 1/`tp` of the split dimensions.
+
+    `whole_experts`: experts are dealt out whole rather than each split over the ranks.
+    """
 
     tp: int
     num_layers: int
     first_stage: bool
     last_stage: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tensor:
-    """One parameter or buffer on the device.
-
-    `role` is linear (a matrix that weight quantisation covers), embedding, router, conv, norm, bias
-    or scale.
-    """
-
-    name: str
-    numel: int
-    itemsize_bytes: int
-    role: str
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the elements, without the allocator's rounding."""
-        return self.numel * self.itemsize_bytes
+    whole_experts: bool = False
 
 
 def padded_vocab_size(model: Model, multiple: int = 64) -> int:
@@ -99,187 +57,393 @@ def padded_vocab_size(model: Model, multiple: int = 64) -> int:
 
 def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     """The input embedding; the last stage holds it too when it doubles as the output head."""
+    known = architecture_of(model)
     if share.first_stage or (share.last_stage and model.tie_word_embeddings):
         rows = padded_vocab_size(model) // share.tp
         yield _tensor("embed_tokens", rows * model.hidden_size, dtype, "embedding")
-    if architecture_of(model).normalizer:
+    if share.first_stage and known.positions is not None:
+        rows = model.max_position_embeddings + known.positions
+        yield _tensor("embed_positions", rows * model.hidden_size, dtype, "embedding")
+    if share.first_stage and known.embedding_norm:
+        yield from _norm("embed_norm", model.hidden_size, dtype, known)
+    if known.normalizer:
         yield _tensor("normalizer", 1, dtype, "scale")
 
 
 def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     """The final norm and the output head."""
+    known = architecture_of(model)
     if share.last_stage:
-        yield _tensor("norm", model.hidden_size, dtype, "norm")
+        if known.norms or known.qk_norm:
+            yield from _norm("norm", model.hidden_size, dtype, known)
+        rows = padded_vocab_size(model) // share.tp
         if not model.tie_word_embeddings:
-            rows = padded_vocab_size(model) // share.tp
             yield _tensor("lm_head", rows * model.hidden_size, dtype, "embedding")
+        if known.head_bias:
+            yield _tensor("lm_head.bias", rows, dtype, "bias")
+
+
+def towers(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
+    """Encoders and projectors beside the decoder, split as its layers are."""
+    if model.tower_parameters and share.first_stage:
+        yield _tensor("towers", model.tower_parameters // share.tp, dtype, "tower")
 
 
 def attention(
     model: Model, share: Slice, dtype: DType, quantization: Quantization | None, index: int
 ) -> Iterator[Tensor]:
     """The projections of one layer's attention, or what stands in its place."""
-    if model.layer_type(index) == "mamba":
-        yield from _mamba(model, share, dtype, quantization)
-    elif model.mla is not None:
-        yield from _latent_attention(model, share, dtype, quantization)
+    kind = model.layer_type(index)
+    stored = format_of(model, quantization)
+    make = partial(_linear, stored, dtype, f"model.layers.{index}.")
+    if kind in ("mamba", "hybrid"):
+        assert model.mamba is not None
+        yield from _mamba(model, model.mamba, share, dtype, make)
+    elif kind == "linear_attention":
+        assert model.linear is not None
+        yield from _linear_attention(model, model.linear, share, dtype, make)
+    elif kind == "conv":
+        assert model.conv_L_cache is not None
+        inner, hidden = model.hidden_size // share.tp, model.hidden_size
+        yield _tensor("conv", inner * model.conv_L_cache, dtype, "conv")
+        yield from make("in_proj", 3 * inner, hidden)
+        yield from make("out_proj", hidden, inner)
+    if kind in ("mlp", "mamba", "linear_attention", "conv"):
+        return
+    if model.mla is not None:
+        yield from _latent_attention(model, model.mla, share, dtype, make)
     else:
-        yield from _head_attention(model, share, dtype, quantization)
+        yield from _head_attention(model, share, dtype, make, index)
+    if model.cross_attention:
+        yield from _head_attention(model, share, dtype, make, index, prefix="encoder_attn.")
 
 
 def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
     """Norms inside the attention of one layer."""
-    if model.layer_type(index) == "mamba":
+    kind, known = model.layer_type(index), architecture_of(model)
+    if kind in ("mamba", "mlp", "linear_attention", "conv"):
         return
     if model.mla is not None:
         yield _tensor("kv_a_layernorm", model.mla.kv_lora_rank, dtype, "norm")
         if model.mla.q_lora_rank is not None:
             yield _tensor("q_a_layernorm", model.mla.q_lora_rank, dtype, "norm")
-    elif architecture_of(model).qk_norm:
-        yield _tensor("q_norm", model.head_size, dtype, "norm")
-        yield _tensor("k_norm", model.head_size, dtype, "norm")
+        if model.mla.index_head_dim is not None:
+            yield _tensor("indexer.k_norm", 2 * model.mla.index_head_dim, dtype, "norm")
+    elif model.qk_norm or known.qk_norm:
+        heads = model.heads(index)
+        size = heads.head_dim
+        q, k = {
+            "head": (size, size),
+            "heads": (heads.num_attention_heads * size, heads.num_key_value_heads * size),
+            "full": (heads.num_attention_heads * size, heads.num_key_value_heads * size),
+        }[model.qk_norm or known.qk_norm]
+        yield _tensor("q_norm", q, dtype, "norm")
+        yield _tensor("k_norm", k, dtype, "norm")
+    if known.attention_sub_norm:
+        yield _tensor("attn_sub_norm", model.hidden_size, dtype, "norm")
 
 
 def mlp(
     model: Model, share: Slice, dtype: DType, quantization: Quantization | None, index: int
 ) -> Iterator[Tensor]:
     """Fused gate and up, then down; or router, experts and the experts that all tokens pass."""
+    known = architecture_of(model)
+    stored = format_of(model, quantization)
+    if known.single and model.layer_type(index) != "mlp":
+        return
+    make = partial(_linear, stored, dtype, f"model.layers.{index}.")
+    if not model.has_experts(index) or known.beside_dense:
+        yield from _mlp("", model.hidden_size, model.intermediate_size, share, dtype, known, make)
+        if known.mlp_sub_norm:
+            yield _tensor("ffn_sub_norm", model.intermediate_size, dtype, "norm")
     if not model.has_experts(index):
-        yield from _gated(
-            "", model.hidden_size, model.intermediate_size, share, dtype, quantization
-        )
         return
     moe = model.moe
     assert moe is not None
     yield _tensor("gate", moe.num_experts * model.hidden_size, dtype, "router")
     if moe.bias:
         yield _tensor("gate.bias", moe.num_experts, dtype, "bias")
-    yield from _experts(model, moe, share, dtype, quantization)
+    if known.router_bias:
+        yield Tensor(name="gate.correction", numel=moe.num_experts, itemsize_bytes=4, role="bias")
+    yield from _experts(model, moe, share, dtype, known, make)
     if moe.shared_intermediate_size:
-        yield from _gated(
-            "shared_experts.",
-            model.hidden_size,
-            moe.shared_intermediate_size,
-            share,
-            dtype,
-            quantization,
-        )
+        width = moe.shared_intermediate_size
+        yield from _mlp("shared_experts.", model.hidden_size, width, share, dtype, known, make)
+        if known.shared_gate:
+            yield _tensor("shared_expert_gate", model.hidden_size, dtype, "router")
 
 
 def layer_norms(model: Model, dtype: DType) -> Iterator[Tensor]:
     """The norms of a decoder layer."""
-    for number in range(architecture_of(model).norms):
-        yield _tensor(f"layernorm.{number}", model.hidden_size, dtype, "norm")
+    known = architecture_of(model)
+    for number in range(known.norms + model.cross_attention):
+        yield from _norm(f"layernorm.{number}", model.hidden_size, dtype, known)
+    if known.layer_extra:
+        yield _tensor("extra", known.layer_extra, dtype, "scale")
 
 
 def rotary_size(model: Model) -> int:
     """Elements of a head that carry a position, 0 without positions."""
     if model.mla is not None:
         return model.mla.qk_rope_head_dim
-    return int(model.head_size * architecture_of(model).rotary)
+    scaling = model.rope_scaling or {}
+    share = float(scaling.get("partial_rotary_factor", architecture_of(model).rotary))
+    return int(model.head_size * share)
+
+
+def parameters(model: Model) -> int:
+    """Parameters of the whole model as a checkpoint holds them, shared ones once."""
+    total = sum(tensor.numel for _, tensor in _whole(model, None))
+    return total - _padding(model, 1)
+
+
+def bytes_by_module(model: Model, quantization: Quantization | None) -> dict[str, int]:
+    """Bytes of the whole model by module, as a checkpoint holds them."""
+    sizes: dict[str, int] = {}
+    for module, tensor in _whole(model, quantization):
+        sizes[module] = sizes.get(module, 0) + tensor.size_bytes
+    rows = _padding(model, model.torch_dtype.itemsize_bytes)
+    if not model.tie_word_embeddings:
+        sizes["head"] -= rows // 2
+        rows -= rows // 2
+    sizes["embedding"] -= rows
+    return sizes
+
+
+def _padding(model: Model, item: int) -> int:
+    """What padding the vocabulary adds, and the engine's own numbers."""
+    rows = padded_vocab_size(model) - model.vocab_size
+    known = architecture_of(model)
+    tables = 1 if model.tie_word_embeddings else 2
+    return item * (rows * (tables * model.hidden_size + known.head_bias) + known.normalizer)
+
+
+def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a model with the module that each belongs to."""
+    dtype = model.torch_dtype
+    share = Slice(tp=1, num_layers=model.num_hidden_layers, first_stage=True, last_stage=True)
+    for tensor in embedding(model, share, dtype):
+        yield "embedding", tensor
+    for tensor in towers(model, share, dtype):
+        yield "towers", tensor
+    for index in range(model.num_hidden_layers):
+        for tensor in attention(model, share, dtype, quantization, index):
+            yield ("norms" if tensor.role == "norm" else "attention"), tensor
+        for tensor in attention_norms(model, dtype, index):
+            yield "norms", tensor
+        for tensor in mlp(model, share, dtype, quantization, index):
+            shared = tensor.name.startswith("shared_experts.")
+            routed = model.has_experts(index) and not shared
+            yield ("experts" if routed else "mlp"), tensor
+        for tensor in layer_norms(model, dtype):
+            yield "norms", tensor
+    for tensor in head(model, share, dtype):
+        yield ("norms" if tensor.name.startswith("norm") else "head"), tensor
 
 
 def _head_attention(
-    model: Model, share: Slice, dtype: DType, quantization: Quantization | None
+    model: Model, share: Slice, dtype: DType, make: _Linear, index: int, prefix: str = ""
 ) -> Iterator[Tensor]:
     """Fused q, k and v, then the output; KV heads are replicated beyond their number."""
-    known = architecture_of(model)
-    q = model.num_attention_heads // share.tp * model.head_size
-    kv = max(1, model.kv_heads // share.tp) * model.head_size
-    yield from _linear("qkv_proj", (q + 2 * kv) * model.hidden_size, dtype, quantization)
+    known, heads = architecture_of(model), model.heads(index)
+    value_dim = heads.v_head_dim or heads.head_dim
+    num_q = heads.num_attention_heads // share.tp
+    num_kv = max(1, heads.num_key_value_heads // share.tp)
+    q = num_q * heads.head_dim * (2 if known.query_gate else 1)
+    qkv = q + num_kv * (heads.head_dim + value_dim)
+    if not model.owns_cache(index):
+        qkv = q  # keys and values are an earlier layer's
+    yield from make(f"{prefix}qkv_proj", qkv, model.hidden_size)
     if model.attention_bias:
-        yield _tensor("qkv_proj.bias", q + 2 * kv, dtype, "bias")
-    yield from _linear("o_proj", q * model.hidden_size, dtype, quantization)
+        yield _tensor(f"{prefix}qkv_proj.bias", qkv, dtype, "bias")
+    yield from make(f"{prefix}o_proj", model.hidden_size, num_q * value_dim)
     if known.output_bias:
-        yield _tensor("o_proj.bias", model.hidden_size, dtype, "bias")
+        yield _tensor(f"{prefix}o_proj.bias", model.hidden_size, dtype, "bias")
+    if known.output_gate:
+        yield from make(f"{prefix}gate_proj", num_q * value_dim, model.hidden_size)
     if known.sinks:
-        yield _tensor("sinks", model.num_attention_heads // share.tp, dtype, "bias")
+        yield _tensor("sinks", num_q, dtype, "bias")
 
 
 def _latent_attention(
-    model: Model, share: Slice, dtype: DType, quantization: Quantization | None
+    model: Model, mla: Mla, share: Slice, dtype: DType, make: _Linear
 ) -> Iterator[Tensor]:
     """MLA: the projections to the latent are replicated, those to the heads are split."""
-    mla, heads = model.mla, model.num_attention_heads // share.tp
-    assert mla is not None
+    heads = model.num_attention_heads // share.tp
     query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
     down = mla.latent_size
     if mla.q_lora_rank is None:
-        yield from _linear("q_proj", query * model.hidden_size, dtype, quantization)
+        yield from make("q_proj", query, model.hidden_size)
     else:
         down += mla.q_lora_rank
-        yield from _linear("q_b_proj", query * mla.q_lora_rank, dtype, quantization)
-    yield from _linear("kv_a_proj", down * model.hidden_size, dtype, quantization)
+        yield from make("q_b_proj", query, mla.q_lora_rank)
+    yield from make("kv_a_proj", down, model.hidden_size)
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
-    yield from _linear("kv_b_proj", up * mla.kv_lora_rank, dtype, quantization)
-    yield from _linear("o_proj", heads * mla.v_head_dim * model.hidden_size, dtype, quantization)
+    yield from make("kv_b_proj", up, mla.kv_lora_rank)
+    yield from make("o_proj", model.hidden_size, heads * mla.v_head_dim)
+    if mla.index_head_dim is not None:
+        size, count = mla.index_head_dim, mla.index_n_heads or 1
+        yield from make("indexer.wq_b", count * size, mla.q_lora_rank or model.hidden_size)
+        yield from make("indexer.wk", size, model.hidden_size)
+        yield _tensor("indexer.weights_proj", count * model.hidden_size, dtype, "router")
 
 
 def _mamba(
-    model: Model, share: Slice, dtype: DType, quantization: Quantization | None
+    model: Model, mamba: Mamba, share: Slice, dtype: DType, make: _Linear
 ) -> Iterator[Tensor]:
-    """Mamba2: input and output projections, the convolution, and per-head numbers."""
-    mamba = model.mamba
-    assert mamba is not None
+    """Input and output projections, the convolution, and numbers of each head or channel."""
     heads = mamba.mamba_n_heads // share.tp
-    inner = heads * mamba.mamba_d_head
+    inner, hidden = heads * mamba.mamba_d_head, model.hidden_size
+    state, rank = mamba.mamba_d_state, mamba.mamba_dt_rank
     groups = max(1, mamba.mamba_n_groups // share.tp)
-    conv = inner + 2 * groups * mamba.mamba_d_state
+    conv = inner if rank is not None else inner + 2 * groups * state
     yield _tensor("conv1d", conv * mamba.mamba_d_conv, dtype, "conv")
     if mamba.mamba_conv_bias:
         yield _tensor("conv1d.bias", conv, dtype, "bias")
-    yield from _linear("in_proj", (inner + conv + heads) * model.hidden_size, dtype, quantization)
+    if rank is not None:
+        yield from make("in_proj", 2 * inner, hidden)
+        yield from make("x_proj", rank + 2 * state, inner)
+        yield from make("dt_proj", inner, rank)
+        yield _tensor("dt_proj.bias", inner, dtype, "bias")
+        yield Tensor(name="A", numel=inner * state, itemsize_bytes=4, role="scale")
+        yield Tensor(name="D", numel=inner, itemsize_bytes=4, role="scale")
+        yield from make("out_proj", hidden, inner)
+        if model.model_type == "jamba":
+            yield _tensor("dt_b_c_norms", rank + 2 * state, dtype, "norm")
+        return
+    yield from make("in_proj", inner + conv + heads, hidden)
     yield Tensor(name="A", numel=heads, itemsize_bytes=4, role="scale")
     yield _tensor("D", heads, dtype, "scale")
     yield _tensor("dt_bias", heads, dtype, "scale")
-    yield from _linear("out_proj", inner * model.hidden_size, dtype, quantization)
+    yield from make("out_proj", hidden, inner)
     yield _tensor("norm", inner, dtype, "norm")
 
 
-def _gated(
+def _linear_attention(
+    model: Model, known: LinearAttention, share: Slice, dtype: DType, make: _Linear
+) -> Iterator[Tensor]:
+    """Gated DeltaNet, KDA or lightning attention by its kind."""
+    key, value = known.key_size // share.tp, known.value_size // share.tp
+    heads, hidden = known.linear_num_value_heads // share.tp, model.hidden_size
+    if known.kind == "lightning":
+        yield from make("qkv_proj", 3 * value, hidden)
+        yield from make("output_gate", value, hidden)
+        yield from make("out_proj", hidden, value)
+        yield _tensor("norm", value, dtype, "norm")
+        return
+    yield _tensor("conv1d", (2 * key + value) * known.linear_conv_kernel_dim, dtype, "conv")
+    if known.kind == "gated_delta_net":
+        yield from make("in_proj_qkvz", 2 * key + 2 * value, hidden)
+        yield from make("in_proj_ba", 2 * heads, hidden)
+        yield _tensor("dt_bias", heads, dtype, "scale")
+        yield Tensor(name="A_log", numel=heads, itemsize_bytes=4, role="scale")
+        yield _tensor("norm", known.linear_value_head_dim, dtype, "norm")
+    else:
+        size = known.linear_value_head_dim
+        yield from make("qkv_proj", 2 * key + value, hidden)
+        for gate in ("f", "g"):
+            yield _tensor(f"{gate}_a_proj", size * hidden, dtype, "router")
+            yield from make(f"{gate}_b_proj", value, size)
+        yield from make("b_proj", heads, hidden)
+        yield _tensor("dt_bias", value, dtype, "scale")
+        yield Tensor(name="A_log", numel=heads, itemsize_bytes=4, role="scale")
+        yield _tensor("o_norm", size, dtype, "norm")
+    yield from make("out_proj", hidden, value)
+
+
+def _mlp(
     prefix: str,
     hidden: int,
     width: int,
     share: Slice,
     dtype: DType,
-    quantization: Quantization | None,
+    known: Architecture,
+    make: _Linear,
 ) -> Iterator[Tensor]:
     own = width // share.tp
-    yield from _linear(f"{prefix}gate_up_proj", 2 * own * hidden, dtype, quantization)
-    yield from _linear(f"{prefix}down_proj", own * hidden, dtype, quantization)
+    if known.gated:
+        yield from make(f"{prefix}gate_up_proj", 2 * own, hidden)
+    else:
+        yield from make(f"{prefix}up_proj", own, hidden)
+    if known.mlp_bias:
+        yield _tensor(f"{prefix}up_proj.bias", own, dtype, "bias")
+    yield from make(f"{prefix}down_proj", hidden, own)
+    if known.mlp_bias:
+        yield _tensor(f"{prefix}down_proj.bias", hidden, dtype, "bias")
 
 
 def _experts(
-    model: Model, moe: Moe, share: Slice, dtype: DType, quantization: Quantization | None
+    model: Model, moe: Moe, share: Slice, dtype: DType, known: Architecture, make: _Linear
 ) -> Iterator[Tensor]:
-    width = moe.moe_intermediate_size // share.tp
+    count, width = moe.num_experts, moe.moe_intermediate_size
+    if share.whole_experts:
+        count = -(-count // share.tp)
+        yield Tensor(name="expert_map", numel=moe.num_experts, itemsize_bytes=4, role="scale")
+    else:
+        width //= share.tp
+    size = moe.latent_size or model.hidden_size
+    if moe.latent_size is not None:
+        yield from make("latent_down_proj", size, model.hidden_size)
+        yield from make("latent_up_proj", model.hidden_size, size)
     if moe.format == "mxfp4":
         width = _up(width, MXFP4_WIDTH)
     for name, rows, columns in (
-        ("experts.w13", 2 * width, model.hidden_size),
-        ("experts.w2", model.hidden_size, width),
+        ("experts.w13", 2 * width if known.gated else width, size),
+        ("experts.w2", size, width),
     ):
-        numel = moe.num_experts * rows * columns
         if moe.format == "mxfp4":  # two elements a byte, one byte of scale for each 32 of a row
-            scales = moe.num_experts * _up(rows, 256) * _up(columns // 32, 4)
+            numel = count * rows * columns
+            scales = count * _up(rows, 256) * _up(columns // 32, 4)
             yield Tensor(name=name, numel=numel // 2, itemsize_bytes=1, role="linear")
             yield Tensor(name=f"{name}_scale", numel=scales, itemsize_bytes=1, role="scale")
         else:
-            yield from _linear(name, numel, dtype, quantization)
+            yield from make(name, rows, columns, count=count)
     if moe.bias:
         kept = DType.fp32 if moe.format == "mxfp4" else dtype
-        yield _tensor("experts.w13_bias", moe.num_experts * 2 * width, kept, "bias")
-        yield _tensor("experts.w2_bias", moe.num_experts * model.hidden_size, kept, "bias")
+        yield _tensor("experts.w13_bias", count * 2 * width, kept, "bias")
+        yield _tensor("experts.w2_bias", count * model.hidden_size, kept, "bias")
+
+
+_MODULES = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.qkv_proj"),
+    "o_proj": ("self_attn.o_proj",),
+    "q_proj": ("self_attn.q_proj",),
+    "q_b_proj": ("self_attn.q_b_proj",),
+    "kv_a_proj": ("self_attn.kv_a_proj_with_mqa",),
+    "kv_b_proj": ("self_attn.kv_b_proj",),
+    "gate_proj": ("self_attn.gate_proj",),
+    "gate_up_proj": ("mlp.gate_proj", "mlp.gate_up_proj"),
+    "up_proj": ("mlp.up_proj",),
+    "down_proj": ("mlp.down_proj",),
+    "experts.w13": ("mlp.experts.0.gate_proj",),
+    "experts.w2": ("mlp.experts.0.down_proj",),
+    "shared_experts.gate_up_proj": ("mlp.shared_experts.gate_proj",),
+    "shared_experts.down_proj": ("mlp.shared_experts.down_proj",),
+    "in_proj": ("mamba.in_proj",),
+    "out_proj": ("mamba.out_proj",),
+    "in_proj_qkvz": ("linear_attn.in_proj_qkvz",),
+}
+"""Modules of a checkpoint behind a fused matrix, for lists of excluded modules."""
 
 
 def _linear(
-    name: str, numel: int, dtype: DType, quantization: Quantization | None
+    stored: QuantizationConfig | None,
+    dtype: DType,
+    layer: str,
+    name: str,
+    rows: int,
+    columns: int,
+    *,
+    count: int = 1,
 ) -> Iterator[Tensor]:
-    if quantization is Quantization.fp8:
-        yield Tensor(name=name, numel=numel, itemsize_bytes=1, role="linear")
-        yield Tensor(name=f"{name}.weight_scale", numel=1, itemsize_bytes=4, role="scale")
-    else:
-        yield _tensor(name, numel, dtype, "linear")
+    modules = [layer + module for module in _MODULES.get(name, (name,))]
+    return linear(name, rows, columns, dtype, stored_as(stored, modules), count=count)
+
+
+def _norm(name: str, size: int, dtype: DType, known: Architecture) -> Iterator[Tensor]:
+    yield _tensor(name, size, dtype, "norm")
+    if known.norm_bias:
+        yield _tensor(f"{name}.bias", size, dtype, "bias")
 
 
 def _up(value: int, multiple: int) -> int:

@@ -34,7 +34,6 @@ STATED = {
     "tie_word_embeddings",
     "torch_dtype",
     "attention_bias",
-    "rope_theta",
 }
 
 # Parameters of the published checkpoints, a shared embedding and head counted once.
@@ -78,8 +77,65 @@ OTHER_PARAMETERS = {
     "llama4_scout": 107_769_861_120,
 }
 
+# Totals of model cards and papers in billions, to the digits given there.
+PUBLISHED_BILLIONS = {
+    "mistral_small_31_24b": 23.57,
+    "deepseek_r1": 671.0,
+    "deepseek_v3": 671.0,
+    "llama31_405b": 405.9,
+    "mixtral_8x22b": 140.6,
+    "mixtral_8x7b": 46.7,
+    "gpt_oss_120b": 116.8,
+    "qwen3_235b_a22b": 235.1,
+    "qwen3_235b_a22b_2507": 235.1,
+    "qwen3_30b_a3b_2507": 30.5,
+    "minimax_m2": 228.7,
+    "minimax_m25": 228.7,
+    "mimo_v2_flash": 308.8,
+    "nemotron3_nano_30b_a3b": 31.6,
+    "gemma3_1b": 1.0,
+    "gemma3_4b": 3.9,
+    "gemma3_27b": 27.0,
+    "gemma2_2b": 2.61,
+    "gemma2_9b": 9.24,
+    "gemma2_27b": 27.2,
+    "gemma_7b": 8.54,
+    "falcon_7b": 6.92,
+    "falcon_40b": 41.3,
+    "codellama_7b": 6.74,
+    "codellama_34b": 33.7,
+    "tinyllama_1b": 1.1,
+    "olmo2_7b": 7.3,
+    "phi2": 2.78,
+    "phi4_mini": 3.84,
+    "qwen25_3b": 3.09,
+    "qwen2_7b": 7.62,
+    "qwen25_math_1_5b": 1.54,
+    "qwq_32b": 32.8,
+    "mistral_large_2407": 122.6,
+    "smollm2_1_7b": 1.71,
+    "stablelm2_1_6b": 1.64,
+    "baichuan2_7b": 7.51,
+    "internlm2_7b": 7.74,
+    "internlm25_7b": 7.74,
+    "starcoder2_7b": 7.17,
+    "exaone4_32b": 32.0,
+    "smollm3_3b": 3.08,
+    "granite31_2b": 2.53,
+    "granite31_8b": 8.17,
+    "opt_125m": 0.125,
+    "opt_1_3b": 1.32,
+    "opt_6_7b": 6.66,
+    "qwen15_7b": 7.72,
+    "qwen15_72b": 72.3,
+    "jamba15_mini": 51.6,
+    "mistral_nemo": 12.2,
+}
+
 # Bytes of K and V of one token, all layers, at two bytes an element.
 KV_BYTES_PER_TOKEN = {
+    "whisper_large_v3": 163_840,
+    "mistral_small_31_24b": 163_840,
     "llama2_7b": 524_288,
     "llama2_13b": 819_200,
     "llama2_70b": 327_680,
@@ -109,10 +165,48 @@ KV_BYTES_PER_TOKEN = {
     "phi3_mini": 393_216,
     "mistral_7b_v01": 131_072,
     "qwen3_30b_a3b": 98_304,
+    "baichuan2_7b": 524_288,
+    "codellama_34b": 196_608,
+    "codellama_7b": 524_288,
+    "falcon_40b": 122_880,
+    "falcon_7b": 8_192,
+    "gemma_7b": 458_752,
+    "granite31_2b": 81_920,
+    "granite31_8b": 163_840,
+    "internlm25_7b": 131_072,
+    "internlm2_7b": 131_072,
+    "llama31_405b": 516_096,
+    "minimax_m2": 253_952,
+    "minimax_m25": 253_952,
+    "mistral_large_2407": 360_448,
+    "mistral_nemo": 163_840,
+    "mixtral_8x22b": 229_376,
+    "mixtral_8x7b": 131_072,
+    "olmo2_7b": 524_288,
+    "opt_125m": 36_864,
+    "opt_1_3b": 196_608,
+    "opt_6_7b": 524_288,
+    "phi2": 327_680,
+    "qwen15_72b": 2_621_440,
+    "qwen15_7b": 524_288,
+    "qwen25_3b": 36_864,
+    "qwen25_math_1_5b": 28_672,
+    "qwen25_vl_7b": 57_344,
+    "qwen2_7b": 57_344,
+    "qwen3_235b_a22b": 192_512,
+    "qwen3_235b_a22b_2507": 192_512,
+    "qwen3_30b_a3b_2507": 98_304,
+    "qwen3_vl_30b_a3b": 98_304,
+    "qwq_32b": 262_144,
+    "smollm2_1_7b": 196_608,
+    "smollm3_3b": 73_728,
+    "stablelm2_1_6b": 196_608,
+    "tinyllama_1b": 22_528,
 }
 
 # Layers of each kind.
 LAYERS = {
+    "gemma4_31b": {"sliding_attention": 50, "full_attention": 10},
     "gemma3_12b": {"sliding_attention": 40, "full_attention": 8},
     "gpt_oss_20b": {"sliding_attention": 12, "full_attention": 12},
     "phi3_mini": {"sliding_attention": 32},
@@ -121,6 +215,28 @@ LAYERS = {
     "granite4_h_1b": {"mamba": 36, "full_attention": 4},
     "deepseek_v2_lite": {"full_attention": 27},
     "qwen3_30b_a3b": {"full_attention": 48},
+    "deepseek_r1": {"full_attention": 61},
+    "deepseek_v3": {"full_attention": 61},
+    "deepseek_v32": {"full_attention": 61},
+    "exaone4_32b": {"sliding_attention": 48, "full_attention": 16},
+    "gemma2_27b": {"sliding_attention": 23, "full_attention": 23},
+    "gemma2_2b": {"sliding_attention": 13, "full_attention": 13},
+    "gemma2_9b": {"sliding_attention": 21, "full_attention": 21},
+    "gemma3_1b": {"sliding_attention": 22, "full_attention": 4},
+    "gemma3_27b": {"sliding_attention": 52, "full_attention": 10},
+    "gemma3_4b": {"sliding_attention": 29, "full_attention": 5},
+    "glm47_flash": {"full_attention": 47},
+    "gpt_oss_120b": {"sliding_attention": 18, "full_attention": 18},
+    "jamba15_mini": {"mamba": 28, "full_attention": 4},
+    "kimi_k2": {"full_attention": 61},
+    "kimi_k2_thinking": {"full_attention": 61},
+    "llama4_maverick": {"chunked_attention": 36, "full_attention": 12},
+    "mimo_v2_flash": {"full_attention": 9, "sliding_attention": 39},
+    "nemotron3_nano_30b_a3b": {"mamba": 23, "mlp": 23, "full_attention": 6},
+    "phi4_mini": {"sliding_attention": 32},
+    "qwen35_27b": {"linear_attention": 48, "full_attention": 16},
+    "qwen3_next_80b_a3b": {"linear_attention": 36, "full_attention": 12},
+    "starcoder2_7b": {"sliding_attention": 32},
 }
 
 # Totals as printed, GiB: what cudaMemGetInfo gives, never the size on the box.
@@ -198,7 +314,7 @@ def tensors(m):
 
 def elements(m, tensor):
     """Elements that a checkpoint counts: no padding, no buffers, no scales of packed weights."""
-    if tensor.role == "embedding":
+    if tensor.role == "embedding" and tensor.name != "embed_positions":
         return m.vocab_size * m.hidden_size
     if tensor.name == "normalizer" or tensor.name.endswith("_scale"):
         return 0
@@ -211,7 +327,7 @@ def held_parameters(m):
 
 
 def test_catalogue_is_large_enough():
-    assert len(MODEL_FILES) >= 25
+    assert len(MODEL_FILES) >= 90
     assert len(GPU_FILES) >= 25
 
 
@@ -251,7 +367,7 @@ def test_model_architecture_matches_its_type(path):
         "llama4_text": "Llama4ForCausalLM",
         "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     }
-    if m.model_type in expected:
+    if m.model_type in expected and not m.architecture.endswith("ForConditionalGeneration"):
         assert m.architecture == expected[m.model_type]
         assert m.attention_bias is (m.model_type in ("qwen2", "gpt_oss"))
 
@@ -268,6 +384,31 @@ def test_tensors_add_up_to_the_published_total(name):
 
 def test_tensors_of_granite_add_up_to_the_published_1_46_billion():
     assert round(held_parameters(model("granite4_h_1b")) / 1e9, 2) == 1.46
+
+
+@pytest.mark.parametrize("name", PUBLISHED_BILLIONS)
+def test_tensors_add_up_to_the_published_billions(name):
+    published = PUBLISHED_BILLIONS[name]
+    digits = len(str(published).partition(".")[2])
+
+    assert round(held_parameters(model(name)) / 1e9, digits) == published
+
+
+def test_tensors_of_whisper_add_up_to_the_published_1_54_billion():
+    assert round(weights.parameters(model("whisper_large_v3")) / 1e9, 2) == 1.54
+
+
+def test_every_entry_has_its_cache_stated():
+    assert {path.stem for path in MODEL_FILES} == KV_BYTES_PER_TOKEN.keys() | LAYERS.keys()
+
+
+def test_every_id_belongs_to_one_entry():
+    ids = [
+        name.lower()
+        for path in MODEL_FILES
+        for name in (given(path)["hf_id"], *given(path).get("aliases", ()))
+    ]
+    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize("name", LAYERS)

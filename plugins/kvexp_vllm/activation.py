@@ -13,7 +13,7 @@ size, e = bytes of an element:
 
 from dataclasses import dataclass
 
-from kvexp.contract import MIB, Deployment, InvalidValue, Quantization, RankShape, weights
+from kvexp.contract import MIB, Deployment, Quantization, RankShape, weights
 
 WORKSPACE_BYTES = 32 * MIB  # cuBLAS on compute capability 9.0
 COMPILE_EXTRA_BYTES = 10526720  # with torch.compile, beside one more gate-up tensor (llama3-8b)
@@ -51,6 +51,9 @@ FORWARD = {
     "granitemoehybrid": Forward(hidden=3.0, confirmed=False),
 }
 
+UNKNOWN = Forward(hidden=4.0, confirmed=False)
+"""For a type of which no forward was measured."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
@@ -62,11 +65,7 @@ class Peak:
 
 
 def peak(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Peak:
-    """The activation peak of one rank.
-
-    Raises:
-        InvalidValue: no constants are known for the model's type.
-    """
+    """The activation peak of one rank; a type without constants takes those of most others."""
     phases = [_forward(deployment, shape)]
     if shape.pp_rank == deployment.pp - 1:
         phases.append(_logits(deployment) if v2_runner else _v1_sampler(deployment))
@@ -79,13 +78,7 @@ def _rows(deployment: Deployment) -> int:
 
 def _forward(deployment: Deployment, shape: RankShape) -> Peak:
     model, item = deployment.model, deployment.dtype.itemsize_bytes
-    try:
-        known = FORWARD[model.model_type]
-    except KeyError:
-        raise InvalidValue(
-            f"no activation rule for model_type {model.model_type!r}; known:"
-            f" {', '.join(sorted(FORWARD))}; give profiler.activation_bytes instead"
-        ) from None
+    known = FORWARD.get(model.model_type, UNKNOWN)
     hidden = known.hidden
     if deployment.quantization is Quantization.fp8:
         hidden -= 0.5  # the quantised input replaces one tensor of two-byte elements

@@ -1,6 +1,16 @@
 """What vLLM chooses where the user chose nothing (`engine/arg_utils.py`, `config/model.py`)."""
 
-from kvexp.contract import AUTO_FIT, GIB, InvalidValue, Knobs, KvDtype, Model
+from kvexp.contract import (
+    AUTO_FIT,
+    GIB,
+    DType,
+    InvalidValue,
+    Knobs,
+    KvDtype,
+    Model,
+    Quantization,
+    weights,
+)
 from kvexp_vllm.rules import VersionRules
 
 USAGES = ("serve", "llm")
@@ -33,8 +43,11 @@ def batch_defaults(
 
 def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     """What the attention backend takes: 16, but larger kernels' blocks for some latent ones."""
-    if knobs.model.mla is None:
+    mla = knobs.model.mla
+    if mla is None or not mla.latent_cache:
         return 16
+    if mla.index_head_dim is not None:
+        return 64  # the indexer's kernels
     capability = knobs.gpu.compute_capability or ""
     if capability.startswith("9.") and kv_dtype.is_fp8:
         return 64  # FlashMLA: FLASH_ATTN_MLA takes no fp8 cache
@@ -71,6 +84,9 @@ def max_model_len(knobs: Knobs) -> int:
         InvalidValue: the request is longer than the model allows.
     """
     longest = derived_max_model_len(knobs.model)
+    scaling = knobs.model.rope_scaling or {}
+    if knobs.max_model_len is None and scaling.get("rope_type") == "longrope":
+        return int(scaling.get("original_max_position_embeddings", longest))
     if knobs.max_model_len in (None, AUTO_FIT):
         return longest
     assert knobs.max_model_len is not None
@@ -82,6 +98,30 @@ def max_model_len(knobs: Knobs) -> int:
     return knobs.max_model_len
 
 
+def compute_dtype(knobs: Knobs) -> tuple[DType, str]:
+    """The compute dtype, and what to note of it.
+
+    Raises:
+        InvalidValue: card or quantisation do not take it.
+    """
+    asked = knobs.dtype
+    dtype = knobs.model.torch_dtype if asked is DType.auto else asked
+    capability = float(knobs.gpu.compute_capability or 99)
+    note = ""
+    if dtype is DType.fp32 and asked is DType.auto:
+        dtype, note = DType.bf16, "a checkpoint of 32 bits is served in 16"
+    if dtype is DType.bf16 and capability < 8:
+        if asked is DType.bf16:
+            raise InvalidValue(
+                f"dtype=bf16 needs compute capability 8.0, {knobs.gpu.name} has {capability:g};"
+                " use dtype=fp16"
+            )
+        dtype, note = DType.fp16, f"{knobs.gpu.name} has no bf16: fp16 instead"
+    if knobs.quantization is Quantization.fp8 and dtype is DType.fp32:
+        raise InvalidValue("quantization=fp8 needs dtype bf16 or fp16, got fp32")
+    return dtype, note
+
+
 def check_parallel(knobs: Knobs) -> None:
     """Heads must divide over tp; KV heads divide tp or tp divides them (MLA: any division).
 
@@ -89,12 +129,21 @@ def check_parallel(knobs: Knobs) -> None:
         InvalidValue: they do not; the message lists the sizes that work.
     """
     model = knobs.model
+    if model.mla is None and model.num_attention_heads % model.kv_heads:
+        raise InvalidValue(
+            f"num_attention_heads ({model.num_attention_heads}) of {model.name} must be a multiple"
+            f" of num_key_value_heads ({model.kv_heads})"
+        )
+    split = [model.num_attention_heads, model.intermediate_size, weights.padded_vocab_size(model)]
+    if model.moe is not None:
+        split.append(model.moe.moe_intermediate_size)
+    if model.mamba is not None:
+        split.append(model.mamba.mamba_n_heads)
     allowed = [
         n
         for n in range(1, model.num_attention_heads + 1)
-        if model.num_attention_heads % n == 0
+        if not any(size % n for size in split)
         and (model.mla is not None or model.kv_heads % n == 0 or n % model.kv_heads == 0)
-        and (model.mamba is None or model.mamba.mamba_n_heads % n == 0)
     ]
     if knobs.tp not in allowed:
         raise InvalidValue(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvexp.contract import (
@@ -19,16 +19,31 @@ from kvexp.contract import (
     Part,
     Profile,
     Provenance,
+    Quantization,
     Quota,
     RankShape,
     Refusal,
     cache,
     gib,
     parse_bytes_of,
+    share_of_total,
+    weights,
 )
 from kvexp_vllm import activation, defaults
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
-from kvexp_vllm.weights import weights_memory_bytes
+from kvexp_vllm.weights import adjusted_bytes, weights_memory_bytes
+
+MEASURED_TYPES = (
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v2",
+)
+"""Model types whose weights were measured."""
 
 MEASURED_CARD = "NVIDIA H200"
 NON_TORCH_BYTES = 230 * MIB
@@ -53,18 +68,22 @@ class Vllm(Engine):
     `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
     `async_scheduling`: batches in flight overlap, as is the default.
+    `enable_expert_parallel`: whole experts on each tensor-parallel rank instead of slices of all.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
     `kv_cache_memory_bytes`: the engine's own options of those names.
+    `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
     version: str = "0.26.0"
     usage: str = "serve"
     v2_model_runner: bool | None = None
     async_scheduling: bool = True
+    enable_expert_parallel: bool = False
     decode_context_parallel_size: int = 1
     disable_hybrid_kv_cache_manager: bool = False
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
+    share_of_total: float | None = None
 
     @property
     def rules(self) -> VersionRules:
@@ -94,7 +113,8 @@ class Vllm(Engine):
                 f" got {self.num_gpu_blocks_override}"
             )
         self._cache_memory_bytes()
-        dtype = knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+        dtype, dtype_note = defaults.compute_dtype(knobs)
+        quantization = _quantization(knobs)
         kv_dtype = _kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
@@ -102,17 +122,17 @@ class Vllm(Engine):
         free = gpu.free_bytes
         if free is None:
             free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
-        return Deployment(
+        deployment = Deployment(
             model=knobs.model,
             gpu=gpu,
             engine=name,
             engine_version=self.version,
             usage=self.usage,
             dtype=dtype,
-            quantization=knobs.quantization,
+            quantization=quantization,
             kv_dtype=kv_dtype,
             block_size=knobs.block_size or defaults.block_size(knobs, kv_dtype),
-            util=rules.util if knobs.util is None else knobs.util,
+            util=share_of_total(knobs, self.share_of_total, default=rules.util),
             max_model_len=length,
             max_num_batched_tokens=tokens,
             max_num_seqs=seqs,
@@ -123,8 +143,28 @@ class Vllm(Engine):
             total_bytes=gpu.total_bytes,
             free_bytes=free,
             used_by_others_bytes=gpu.used_by_others_bytes,
-            notes=self._notes(knobs),
+            notes=(*self._notes(knobs), *((dtype_note,) if dtype_note else ())),
         )
+        return replace(deployment, flags=self.flags(deployment))
+
+    def flags(self, deployment: Deployment) -> str:
+        """See `Engine.flags`."""
+        words = [
+            f"vllm serve {deployment.model.hf_id} --gpu-memory-utilization {deployment.util:g}",
+            f"--block-size {deployment.block_size} --max-model-len {deployment.max_model_len}",
+            f"--max-num-batched-tokens {deployment.max_num_batched_tokens}",
+            f"--max-num-seqs {deployment.max_num_seqs}",
+            f"--tensor-parallel-size {deployment.tp} --pipeline-parallel-size {deployment.pp}",
+        ]
+        if deployment.kv_dtype.name != deployment.dtype.name:
+            words.append(f"--kv-cache-dtype {deployment.kv_dtype.value}")
+        if deployment.dtype is not deployment.model.torch_dtype:
+            words.append(f"--dtype {deployment.dtype.value}")
+        if deployment.quantization is not None:
+            words.append(f"--quantization {deployment.quantization.value}")
+        if deployment.enforce_eager:
+            words.append("--enforce-eager")
+        return " ".join(words)
 
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
         """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
@@ -145,15 +185,22 @@ class Vllm(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        doubts = []
-        if deployment.quantization is not None:
+        model, doubts = deployment.model, []
+        if deployment.quantization is Quantization.fp8:
             doubts.append("fp8 scales and residue from one measured case")
-        if deployment.model.model_type in ("llama4_text", "granitemoehybrid"):
+        elif deployment.quantization is not None:
+            doubts.append(f"no measurement of {deployment.quantization.name} weights")
+        if model.model_type not in MEASURED_TYPES:
             doubts.append("no measurement of this model type")
+        if adjusted_bytes(deployment):
+            doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
+        known = weights.is_known(model)
         return Part(
             name="weights",
-            size_bytes=weights_memory_bytes(deployment, shape),
-            provenance=Provenance.derived,
+            size_bytes=weights_memory_bytes(
+                deployment, shape, whole_experts=self.enable_expert_parallel
+            ),
+            provenance=Provenance.derived if known else Provenance.assumed,
             reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
         )
 
@@ -174,6 +221,8 @@ class Vllm(Engine):
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
         doubts = self._doubts(deployment)
+        if not deployment.enforce_eager and not self.uses_v2_runner(deployment.model):
+            doubts.append("graphs took 8 to 46 MiB more on the V1 runner")
         alone = deployment.num_ranks == 1
         size = NON_TORCH_BYTES if alone else NON_TORCH_PARALLEL_BYTES
         if deployment.model.mla is not None:
@@ -302,18 +351,16 @@ class Vllm(Engine):
         )
 
     def _notes(self, knobs: Knobs) -> tuple[str, ...]:
-        notes = []
+        notes = list(knobs.model.notes)
+        if not weights.is_known(knobs.model):
+            kind = knobs.model.model_type
+            notes.append(f"the structure of model_type {kind!r} is assumed: a gated decoder")
         if knobs.model.head_dim is None:
             notes.append(f"head_dim = hidden_size / heads = {knobs.model.head_size}")
         if knobs.model.num_key_value_heads is None:
             notes.append(f"num_key_value_heads = num_attention_heads = {knobs.model.kv_heads}")
         if release_of(self.version) != MEASURED:
             notes.append(f"memory terms of vLLM {self.version} follow the rules measured on 0.26")
-        if knobs.gpu.total_error_bytes:
-            notes.append(
-                f"total memory of {knobs.gpu.name} is known to +-0.005 GiB only"
-                f" ({knobs.gpu.source})"
-            )
         return tuple(notes)
 
     def _doubts(self, deployment: Deployment) -> list[str]:
@@ -335,9 +382,28 @@ def _predicted(name: str, size_bytes: int, reason: str, doubts: list[str]) -> Pa
     )
 
 
+def _quantization(knobs: Knobs) -> Quantization | None:
+    """The checkpoint's own format, or the one asked for.
+
+    Raises:
+        InvalidValue: they differ.
+    """
+    own = knobs.model.quantization_config
+    if own is None or knobs.quantization in (None, own.method):
+        return knobs.quantization if own is None else own.method
+    assert knobs.quantization is not None
+    raise InvalidValue(
+        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
+        f" is stored so, got {knobs.quantization.name}"
+    )
+
+
 def _kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
     """Read auto as the checkpoint's KV scheme, else the compute dtype."""
     if knobs.kv_dtype is KvDtype.auto:
+        mla = knobs.model.mla
+        if mla is not None and mla.index_head_dim is not None:
+            return KvDtype.fp8  # the sparse kernels' own format
         return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
     if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
         raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")

@@ -21,26 +21,34 @@ from kvexp.contract import (
 
 SPLIT_LIMIT_BYTES = 20 * MIB
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
+FORMULA_ERROR = 0.002  # the share that scales and buffers explain
+CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
 FP8_EXTRA_BYTES = 32 * MIB  # seen with fp8 KV (llama3-8b) and with fp8 weights (llama3.1-8b)
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 
-def share_of(deployment: Deployment, shape: RankShape) -> Slice:
+def share_of(deployment: Deployment, shape: RankShape, *, whole_experts: bool = False) -> Slice:
     """The rank's share of the tensors."""
     return Slice(
         tp=deployment.tp,
         num_layers=shape.num_layers,
         first_stage=shape.pp_rank == 0,
         last_stage=shape.pp_rank == deployment.pp - 1,
+        whole_experts=whole_experts and deployment.tp > 1,
     )
 
 
-def weights_memory_bytes(deployment: Deployment, shape: RankShape) -> int:
+def weights_memory_bytes(
+    deployment: Deployment, shape: RankShape, *, whole_experts: bool = False
+) -> int:
     """Allocated bytes after loading on one rank (vLLM 0.26's `weights_memory`)."""
     allocator = CachingAllocator(max_split_size_bytes=SPLIT_LIMIT_BYTES)
-    share = share_of(deployment, shape)
+    share = share_of(deployment, shape, whole_experts=whole_experts)
     rotary_caches: set[str] = set()
-    for tensor in weights.embedding(deployment.model, share, deployment.dtype):
+    for tensor in chain(
+        weights.towers(deployment.model, share, deployment.dtype),
+        weights.embedding(deployment.model, share, deployment.dtype),
+    ):
         allocator.allocate(tensor.size_bytes)
     for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
         for tensor in _attention(deployment, share, index):
@@ -53,7 +61,21 @@ def weights_memory_bytes(deployment: Deployment, shape: RankShape) -> int:
             allocator.allocate(tensor.size_bytes)
     for tensor in weights.head(deployment.model, share, deployment.dtype):
         allocator.allocate(tensor.size_bytes)
-    return allocator.allocated_bytes + _extra_bytes(deployment, shape)
+    beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
+    return max(0, allocator.allocated_bytes + _extra_bytes(deployment, shape) + beyond)
+
+
+def adjusted_bytes(deployment: Deployment) -> int:
+    """What the checkpoint's tensors take beyond the formula, where it is too much to be scales."""
+    model = deployment.model
+    if model.checkpoint_bytes is None or deployment.dtype is not model.torch_dtype:
+        return 0
+    own = model.quantization_config.method if model.quantization_config else None
+    if deployment.quantization is not own:
+        return 0
+    formula = sum(weights.bytes_by_module(model, own).values())
+    beyond = model.checkpoint_bytes - formula
+    return beyond if abs(beyond) > FORMULA_ERROR * model.checkpoint_bytes else 0
 
 
 def _attention(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
@@ -65,7 +87,7 @@ def _attention(deployment: Deployment, share: Slice, index: int) -> Iterator[Ten
 def _rest_of_layer(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
     model, dtype = deployment.model, deployment.dtype
     scale = Tensor(name="attn.scale", numel=1, itemsize_bytes=4, role="scale")
-    scales = 0 if model.layer_type(index) == "mamba" else ATTENTION_SCALES
+    scales = 0 if model.layer_type(index) in CACHELESS else ATTENTION_SCALES
     return chain(
         (scale for _ in range(scales)),
         weights.attention_norms(model, dtype, index),
@@ -78,7 +100,7 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
     """Which of the model's rotary caches a layer uses, empty for none."""
     model = deployment.model
     kind = model.layer_type(index)
-    if kind == "mamba" or weights.rotary_size(model) == 0:
+    if kind in CACHELESS or weights.rotary_size(model) == 0:
         return ""
     if kind == "full_attention" and model.attention_chunk_size is not None:
         return ""  # full layers between chunked ones carry no position
@@ -99,7 +121,7 @@ def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, 
     if rope_type == "linear" and kind != "sliding_attention":
         rows = int(rows * float(scaling["factor"]))
     elif rope_type == "yarn":
-        rows = int(scaling["original_max_position_embeddings"] * float(scaling["factor"]))
+        rows = int(_original(deployment) * float(scaling["factor"]))
     half_bytes = rows * (size // 2) * 4
     angles = [allocator.allocate(half_bytes) for _ in ("freqs", "cos", "sin")]
     table = allocator.allocate(2 * half_bytes)
@@ -109,6 +131,13 @@ def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, 
         allocator.allocate(rows * size * deployment.dtype.itemsize_bytes)
     if rope_type != "yarn":
         allocator.free(table)
+
+
+def _original(deployment: Deployment) -> int:
+    """Positions before scaling; the longest ones where the config does not say."""
+    scaling = deployment.model.rope_scaling or {}
+    stated = scaling.get("original_max_position_embeddings")
+    return int(stated or deployment.model.max_position_embeddings)
 
 
 def _extra_bytes(deployment: Deployment, shape: RankShape) -> int:

@@ -1,0 +1,161 @@
+"""Models named by a path or a Hugging Face id, turned into what Hydra composes."""
+
+import copy
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from kvexp.errors import InvalidValue, RequestError
+from kvexp.hf import ids, read_model
+from kvexp.request import Model
+
+OPTION = "hf"
+"""The option of the group `model` whose facts are read from `model.path`."""
+
+_MODEL = re.compile(r"model=(.+)")
+_HF_ID = re.compile(r"\+{0,2}model\.hf_id=(.+)")
+
+
+def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictConfig:
+    """The configuration with the facts that `model.path` holds; given ones win.
+
+    The path itself is dropped, so that the same facts are the same point wherever they lie.
+
+    Raises:
+        InvalidValue: the path is missing, or what it holds cannot be read.
+    """
+    node = OmegaConf.select(cfg, "model", throw_on_missing=False)
+    if not isinstance(node, DictConfig):
+        return cfg
+    if node.get("path") is None:
+        if option == OPTION:
+            raise InvalidValue(
+                "model.path must be given with model=hf: a folder with config.json, a config.json,"
+                " a safetensors index or file, or a GGUF file"
+            )
+        return cfg
+    if option != OPTION:
+        raise InvalidValue(f"model.path must be given with model={OPTION}, got model={option}")
+    model = read_model(
+        Path(str(node.path)).expanduser(),
+        config_path=node.get("config_path"),
+        given=_given(node, overrides),
+    )
+    model.path = None
+    _hold_literally(model)
+    filled = copy.deepcopy(cfg)
+    with open_dict(filled):
+        filled.model = OmegaConf.structured(model)
+    return filled
+
+
+def _hold_literally(model: Model) -> None:
+    """Break what would be an interpolation: texts of a file are facts, not configuration."""
+    for name in ("name", "hf_id", "source", "architecture", "model_type"):
+        setattr(model, name, getattr(model, name).replace("${", "$ {"))
+    model.notes = [note.replace("${", "$ {") for note in model.notes]
+    if model.quantization_config is not None:
+        ignored = model.quantization_config.ignore
+        model.quantization_config.ignore = [text.replace("${", "$ {") for text in ignored]
+
+
+def _given(node: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the user stated: on the line, or in a file with a value that is no default."""
+    typed = {
+        each.lstrip("+").partition("=")[0].removeprefix("model.").partition(".")[0]
+        for each in overrides
+        if each.lstrip("+").startswith("model.")
+    }
+    defaults = OmegaConf.structured(Model)
+    given = {}
+    for item in fields(Model):
+        if item.name in ("path", "config_path") or OmegaConf.is_missing(node, item.name):
+            continue
+        value = node[item.name]
+        default = None if OmegaConf.is_missing(defaults, item.name) else defaults[item.name]
+        if item.name in typed or value != default:
+            given[item.name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+    return given
+
+
+def with_model_ids(overrides: Iterable[str], folders: Sequence[Path]) -> list[str]:
+    """Overrides with Hugging Face ids replaced by the catalogue's options.
+
+    `model.hf_id=ID` chooses the entry unless `model=` chooses one; `model=ID` does too. A quantised
+    repository adds `quantization` and `kv_dtype` where they are not given.
+
+    Raises:
+        RequestError: no entry has the id.
+    """
+    overrides = list(overrides)
+    chosen = any(_MODEL.fullmatch(each) for each in overrides)
+    kept: list[str] = []
+    for override in overrides:
+        match = _MODEL.fullmatch(override)
+        by_id = match is not None and "/" in match[1] and not _is_option(match[1], folders)
+        if match is None and not chosen:
+            match = _HF_ID.fullmatch(override)
+            by_id = match is not None
+        if match is None or not by_id:
+            kept.append(override)
+            continue
+        names = [name.strip("'\" ") for name in match[1].split(",")]
+        kept += _options(names, overrides, ids.index(folders))
+    return kept
+
+
+def _is_option(name: str, folders: Sequence[Path]) -> bool:
+    """Whether a value with a slash is a file in a folder below conf/model."""
+    return any((folder / "model" / f"{name}.yaml").is_file() for folder in folders)
+
+
+def config_folders(arguments: Iterable[str]) -> list[Path]:
+    """The folders of YAML that --config-dir names on a command line."""
+    arguments = list(arguments)
+    folders = []
+    for index, argument in enumerate(arguments):
+        flag, given, value = argument.partition("=")
+        if flag not in ("--config-dir", "-cd"):
+            continue
+        if not given and index + 1 < len(arguments):
+            value = arguments[index + 1]
+        folders.append(Path(value))
+    return folders
+
+
+def _options(names: Sequence[str], overrides: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    found = [_found(name, known) for name in names]
+    extra: list[str] = []
+    formats = {(each.quantization, each.kv_dtype) for each in found}
+    if len(formats) > 1:
+        raise RequestError(
+            f"{', '.join(names)} are stored in different formats: run them apart, or sweep over"
+            " model and quantization"
+        )
+    quantization, kv_dtype = formats.pop()
+    for key, value in (("quantization", quantization), ("kv_dtype", kv_dtype)):
+        if value is not None and not any(each.startswith(f"{key}=") for each in overrides):
+            extra.append(f"{key}={value.name}")
+    options = [f"model={','.join(each.option for each in found)}"]
+    if len(names) == 1:
+        options.append(f"model.hf_id={names[0]}")
+    return options + extra
+
+
+def _found(name: str, known: Mapping[str, str]) -> ids.Known:
+    if "/" not in name:
+        return ids.Known(option=name)
+    found = ids.find(name, known)
+    if found is None:
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise RequestError(
+            f"no entry of the catalogue has the id {name}{hint}; with its config.json:"
+            " model=hf model.path=FOLDER"
+        )
+    return found

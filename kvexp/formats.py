@@ -1,0 +1,141 @@
+"""Bytes of a matrix in every weight format: elements, scales and zero points.
+
+Layouts are those that vLLM keeps on the device (`model_executor/layers/quantization`): scales of
+grouped formats have the compute dtype, those of 8-bit formats are fp32.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvexp.dtypes import DType, Quantization
+from kvexp.request import Model, QuantizationConfig
+
+BITS = {
+    Quantization.fp8: 8,
+    Quantization.w8a8: 8,
+    Quantization.w4a16: 4,
+    Quantization.awq: 4,
+    Quantization.gptq: 4,
+    Quantization.bitsandbytes: 4,
+    Quantization.mxfp4: 4,
+    Quantization.nvfp4: 4,
+}
+"""Bits of an element where the checkpoint does not say."""
+
+PER_MATRIX, PER_ROW = -1, 0
+
+_GROUPS = {
+    Quantization.fp8: PER_MATRIX,
+    Quantization.w8a8: PER_ROW,
+    Quantization.w4a16: 128,
+    Quantization.awq: 128,
+    Quantization.gptq: 128,
+    Quantization.bitsandbytes: 64,
+    Quantization.mxfp4: 32,
+    Quantization.nvfp4: 16,
+}
+
+_SCALE_BYTES = {
+    Quantization.fp8: 4,
+    Quantization.w8a8: 4,
+    Quantization.bitsandbytes: 4,
+    Quantization.mxfp4: 1,
+    Quantization.nvfp4: 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """One parameter or buffer on the device.
+
+    `role` is linear (a matrix that weight quantisation covers), embedding, router, conv, norm, bias
+    or scale.
+    """
+
+    name: str
+    numel: int
+    itemsize_bytes: int
+    role: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements, without the allocator's rounding."""
+        return self.numel * self.itemsize_bytes
+
+
+def format_of(model: Model, quantization: Quantization | None) -> QuantizationConfig | None:
+    """How matrices are stored: as the checkpoint says, else by the method's defaults."""
+    if quantization is None:
+        return None
+    own = model.quantization_config
+    if own is not None and own.method is quantization:
+        return own
+    return QuantizationConfig(
+        method=quantization,
+        group_size=_GROUPS[quantization],
+        zero_point=quantization is Quantization.awq,
+    )
+
+
+def linear(
+    name: str,
+    rows: int,
+    columns: int,
+    dtype: DType,
+    stored: QuantizationConfig | None,
+    *,
+    count: int = 1,
+) -> Iterator[Tensor]:
+    """`count` matrices of `rows` outputs and `columns` inputs, with what belongs to them."""
+    numel = count * rows * columns
+    if stored is None:
+        yield Tensor(name=name, numel=numel, itemsize_bytes=dtype.itemsize_bytes, role="linear")
+        return
+    bits = stored.bits or BITS[stored.method]
+    yield Tensor(name=name, numel=numel * bits // 8, itemsize_bytes=1, role="linear")
+    scales = count * _num_scales(stored, rows, columns)
+    item = _SCALE_BYTES.get(stored.method, dtype.itemsize_bytes)
+    yield Tensor(name=f"{name}.weight_scale", numel=scales, itemsize_bytes=item, role="scale")
+    if stored.method is Quantization.nvfp4:
+        yield Tensor(name=f"{name}.global_scale", numel=2 * count, itemsize_bytes=4, role="scale")
+    if stored.zero_point:
+        zeros = scales * bits // 8
+        yield Tensor(name=f"{name}.zeros", numel=zeros, itemsize_bytes=1, role="scale")
+    if stored.act_order:
+        yield Tensor(name=f"{name}.g_idx", numel=count * columns, itemsize_bytes=4, role="scale")
+
+
+def is_ignored(stored: QuantizationConfig, module: str) -> bool:
+    """Whether a module of the checkpoint is left at the base dtype."""
+    return any(_matches(pattern, module) for pattern in stored.ignore)
+
+
+def stored_as(
+    stored: QuantizationConfig | None, modules: Sequence[str]
+) -> QuantizationConfig | None:
+    """The format of a matrix that is fused from `modules`; none where they are ignored."""
+    if stored is None or any(is_ignored(stored, module) for module in modules):
+        return None
+    return stored
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        try:
+            return re.match(pattern[3:], module) is not None
+        except re.error:
+            return False
+    glob = ".*".join(re.escape(part) for part in pattern.split("*"))
+    return re.search(rf"(^|\.){glob}(\.|$)", module) is not None
+
+
+def _num_scales(stored: QuantizationConfig, rows: int, columns: int) -> int:
+    if stored.block_size:
+        return -(-rows // stored.block_size) * -(-columns // stored.block_size)
+    group = _GROUPS[stored.method] if stored.group_size is None else stored.group_size
+    if group == PER_MATRIX:
+        return 1
+    if group == PER_ROW:
+        return rows
+    return rows * -(-columns // group)

@@ -1,0 +1,8 @@
+"""Reads models as Hugging Face publishes them: config.json, safetensors and GGUF headers.
+
+Files are read as data: no code of a repository is imported and nothing is fetched.
+"""
+
+from kvexp.hf.reader import read_model
+
+__all__ = ["read_model"]

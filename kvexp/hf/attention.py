@@ -1,0 +1,173 @@
+"""Heads, windows and latent sizes of a decoder from its section of a config.json."""
+
+from typing import Any
+
+from kvexp.errors import InvalidValue
+from kvexp.hf import layers as kinds
+from kvexp.hf.section import Section
+from kvexp.request import Heads, Mla
+
+HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
+KV_HEAD_KEYS = (
+    "n_head_kv",
+    "num_kv_heads",
+    "num_key_value_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+)
+MLA_TYPES = (
+    "axk1",
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "glm4_moe_lite",
+    "kimi_k2",
+    "kimi_linear",
+    "longcat_flash",
+    "pangu_ultra_moe",
+    "bailing_hybrid",
+)
+"""Types whose latent vector is cached as it is; other types cache the heads expanded from it."""
+
+
+def attention_facts(
+    section: Section, model_type: str, hidden: int, layer_types: list[str]
+) -> dict[str, Any]:
+    """Values for the fields of `Model` that say what attention caches.
+
+    Raises:
+        InvalidValue: a size is missing, wrong or not known.
+    """
+    if not set(layer_types) - {kinds.MAMBA, kinds.MLP, kinds.CONV}:
+        return {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden}
+    heads = section.required(*HEAD_KEYS)
+    mla = _mla(section, model_type)
+    facts: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": _kv_heads(section, model_type, heads),
+        "head_dim": _head_dim(section, hidden, heads, needed=mla is None),
+        "mla": mla,
+    }
+    if mla is not None:
+        facts["head_dim"] = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+        facts["num_key_value_heads"] = heads
+    elif model_type == "mimo_v2_flash":
+        facts["v_head_dim"] = section.required("v_head_dim")
+    if kinds.SLIDING in layer_types:
+        facts["sliding_window"] = kinds.window(section, model_type)
+        facts.update(_sliding_heads(section, model_type, facts))
+    if kinds.CHUNKED in layer_types:
+        facts["attention_chunk_size"] = section.required("attention_chunk_size")
+    if section.flag("use_qk_norm") is True and model_type in ("glm4_moe", "cohere"):
+        facts["qk_norm"] = "head" if model_type == "glm4_moe" else "heads"
+    return facts
+
+
+def _kv_heads(section: Section, model_type: str, heads: int) -> int:
+    if model_type == "falcon" and section.flag("new_decoder_architecture") is not True:
+        if not section.has("new_decoder_architecture"):
+            section.assume("new_decoder_architecture is not given: false")
+        return 1 if section.flag("multi_query") is not False else heads
+    if model_type == "gpt_bigcode":
+        return 1 if section.flag("multi_query") is not False else heads
+    stated = section.integer(*KV_HEAD_KEYS)
+    if stated is None and section.flag("multi_query") is True:
+        return 1
+    if stated is None:
+        section.assume(
+            f"none of {', '.join(KV_HEAD_KEYS)} is given: one KV head for each of the {heads}"
+            " attention heads"
+        )
+        return heads
+    if stated > heads or heads % stated:
+        raise section.wrong(KV_HEAD_KEYS, f"a divisor of the {heads} attention heads", stated)
+    return stated
+
+
+def _head_dim(section: Section, hidden: int, heads: int, *, needed: bool) -> int:
+    stated = section.integer("head_dim", "attention_head_dim", "hidden_size_per_head", "d_kv")
+    if stated is not None:
+        return stated
+    if hidden % heads:
+        if not needed:
+            return max(1, hidden // heads)
+        raise InvalidValue(
+            f"config.json: {section.name_of('head_dim')} is missing and hidden_size {hidden} is not"
+            f" a multiple of the {heads} attention heads"
+        )
+    if needed:
+        section.assume(
+            f"{section.name_of('head_dim')} is not given: hidden_size / heads = {hidden // heads}"
+        )
+    return hidden // heads
+
+
+def _mla(section: Section, model_type: str) -> Mla | None:
+    if not section.has("kv_lora_rank"):
+        if section.has("qk_rope_head_dim", "qk_nope_head_dim"):
+            raise section.missing("kv_lora_rank")
+        if section.has("q_lora_rank", "o_lora_rank"):
+            raise InvalidValue(
+                f"config.json: {section.name_of('q_lora_rank', 'o_lora_rank')} is given without"
+                " kv_lora_rank: a latent attention that is not known"
+            )
+        return None
+    latent = model_type in MLA_TYPES
+    if "q_lora_rank" not in section.values:
+        section.assume("q_lora_rank is not given: queries are not compressed")
+    sparse = model_type in ("deepseek_v32", "glm_moe_dsa") or section.has("index_head_dim")
+    if not latent:
+        section.assume(
+            f"model_type {model_type!r} caches K and V of its heads, expanded from the latent"
+        )
+    return Mla(
+        kv_lora_rank=section.required("kv_lora_rank"),
+        qk_rope_head_dim=section.required("qk_rope_head_dim"),
+        qk_nope_head_dim=section.required("qk_nope_head_dim"),
+        v_head_dim=section.required("v_head_dim"),
+        q_lora_rank=section.integer("q_lora_rank", least=0) or None,
+        index_head_dim=section.required("index_head_dim") if sparse else None,
+        index_n_heads=section.required("index_n_heads") if sparse else None,
+        latent_cache=latent,
+    )
+
+
+def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Sliding layers with heads of their own; Gemma 4 states those of its full layers instead."""
+    if section.has("swa_num_key_value_heads", "swa_head_dim") or model_type == "mimo_v2_flash":
+        own = Heads(
+            num_attention_heads=section.integer("swa_num_attention_heads")
+            or facts["num_attention_heads"],
+            num_key_value_heads=section.integer("swa_num_key_value_heads")
+            or _sliding_kv_heads(section, model_type, facts["num_key_value_heads"]),
+            head_dim=section.integer("swa_head_dim") or facts["head_dim"],
+            v_head_dim=section.integer("swa_v_head_dim") or facts.get("v_head_dim"),
+        )
+        return {"sliding_heads": own}
+    if section.has("per_layer_config"):
+        raise InvalidValue(
+            f"config.json: {section.name_of('per_layer_config')} gives single layers a cache of"
+            " their own, which is not known; known: global_head_dim, num_global_key_value_heads"
+        )
+    if model_type != "gemma4_text" and not section.has("global_head_dim"):
+        return {}
+    own = Heads(
+        num_attention_heads=facts["num_attention_heads"],
+        num_key_value_heads=facts["num_key_value_heads"],
+        head_dim=facts["head_dim"],
+    )
+    if "num_global_key_value_heads" not in section.values:
+        section.assume("num_global_key_value_heads is not given: that of the sliding layers")
+    return {
+        "sliding_heads": own,
+        "head_dim": section.required("global_head_dim"),
+        "num_key_value_heads": section.integer("num_global_key_value_heads")
+        or facts["num_key_value_heads"],
+    }
+
+
+def _sliding_kv_heads(section: Section, model_type: str, others: int) -> int:
+    if model_type != "mimo_v2_flash":
+        return others
+    return section.assumed("swa_num_key_value_heads", default=8, why="transformers' default")

@@ -1,0 +1,105 @@
+"""Hugging Face ids in the place of an option."""
+
+import json
+
+import pytest
+
+import kvexp
+from kvexp import registry
+from kvexp.errors import RequestError
+from kvexp.hf import ids
+
+KNOWN = ids.index([registry.config_dir()])
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("Qwen/Qwen3-8B", "qwen3_8b"),
+        ("qwen/qwen3-8b", "qwen3_8b"),
+        ("META-LLAMA/Llama-3.1-8B-Instruct", "llama31_8b"),
+        ("openai/gpt-oss-20b", "gpt_oss_20b"),
+    ],
+)
+def test_an_id_in_any_case_is_its_entry(name, option):
+    assert ids.find(name, KNOWN) == ids.Known(option=option)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "quantization", "kv_dtype"),
+    [
+        ("Qwen/Qwen3-14B-AWQ", "qwen3_14b", "awq", None),
+        ("Qwen/Qwen3-30B-A3B-FP8", "qwen3_30b_a3b", "fp8", None),
+        ("RedHatAI/Llama-3.3-70B-Instruct-fp8-dynamic", "llama33_70b", "fp8", None),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "llama31_8b", "w4a16", None),
+        ("redhatai/Llama-3.3-70B-Instruct-quantized.w8a8", "llama33_70b", "w8a8", None),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama31_8b", "bitsandbytes", None),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama31_70b", "awq", None),
+        ("kaitchup/Phi-4-AutoRound-GPTQ-4bit", "phi4", "gptq", None),
+        ("amd/Llama-3.1-8B-Instruct-FP8-KV", "llama31_8b", "fp8", "fp8"),
+        ("nvidia/Qwen3-8B-NVFP4", "qwen3_8b", "nvfp4", None),
+    ],
+)
+def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
+    found = ids.find(name, KNOWN)
+
+    assert found.option == option
+    assert found.quantization.name == quantization
+    assert (found.kv_dtype.name if found.kv_dtype else None) == kv_dtype
+
+
+@pytest.mark.parametrize("key", ["model", "model.hf_id"])
+def test_a_point_by_id_has_the_entrys_facts(key):
+    by_id = kvexp.run([f"{key}=Qwen/Qwen3-14B-AWQ", "gpu=h200"])
+    by_name = kvexp.run(["model=qwen3_14b", "quantization=awq", "gpu=h200"])
+
+    assert by_id.num_blocks == by_name.num_blocks
+    assert by_id.effective["quantization"] == "awq"
+
+
+def test_what_is_given_wins_over_the_repositorys_name():
+    result = kvexp.run(["model=Qwen/Qwen3-14B-AWQ", "quantization=w4a16", "gpu=h200"])
+
+    assert result.effective["quantization"] == "w4a16"
+
+
+def test_ids_are_swept(command_line, tmp_path):
+    status, _, err = command_line(
+        *("-m", "model=Qwen/Qwen3-8B,Qwen/Qwen3-4B", "gpu=h200", "tracking=off")
+    )
+
+    assert status == 0, err
+    assert len(list(tmp_path.rglob("result.json"))) == 2
+
+
+def test_ids_of_different_formats_are_run_apart():
+    with pytest.raises(RequestError, match="different formats"):
+        kvexp.sweep(["model=Qwen/Qwen3-8B,Qwen/Qwen3-14B-AWQ", "gpu=h200"])
+
+
+def test_an_unknown_id_is_one_line_with_the_nearest_and_the_way_out(command_line):
+    status, _, err = command_line("model.hf_id=Qwen/Qwen3-9B", "tracking=off")
+
+    assert status == 2
+    assert "did you mean qwen/qwen3-" in err
+    assert "model=hf model.path=FOLDER" in err
+    assert err.count("\n") == 1
+
+
+def test_an_id_beside_a_chosen_entry_is_a_label(command_line, tmp_path):
+    command_line("model=llama3_8b", "model.hf_id=me/mine", "tracking=off", "gpu=h200")
+    (path,) = tmp_path.rglob("result.json")
+
+    assert json.loads(path.read_text())["status"] == "ok"
+
+
+def test_ids_of_ones_own_folder_are_found(command_line, tmp_path):
+    folder = tmp_path / "mine" / "model"
+    folder.mkdir(parents=True)
+    text = (registry.config_dir() / "model" / "qwen3_8b.yaml").read_text()
+    (folder / "ours.yaml").write_text(text.replace("Qwen/Qwen3-8B", "us/ours"))
+    status, _, err = command_line(
+        "--config-dir", str(folder.parent), "model=us/ours", "tracking=off", "gpu=h200"
+    )
+
+    assert status == 0, err
