@@ -52,6 +52,12 @@ NOT_PART_OF_A_POINT = ("tracking", "hydra")
 
 _DISTRIBUTIONS = ("kvexp", "hydra-core", "omegaconf", "mlflow", "torch", "transformers")
 _SIZES = ("weights_bytes", "activation_bytes", "non_torch_bytes", "cudagraph_bytes")
+_SIMULATED_SIZES = (
+    "warm_activation_bytes",
+    "allocated_peak_bytes",
+    "reserved_peak_low_bytes",
+    "reserved_peak_high_bytes",
+)
 _claims: dict[Path, int] = {}
 
 
@@ -248,7 +254,7 @@ def write(folder: Path, data: Mapping[str, Any], config_yaml: str) -> Path:
         write_text(path, text)
     except OSError as error:
         raise _not_writable(folder, error) from None
-    _release(folder)
+    release(folder)
     return path
 
 
@@ -348,7 +354,12 @@ def _budget_dict(budget: Budget) -> dict[str, Any]:
 
 
 def _profile_dict(profile: Profile) -> dict[str, Any]:
-    return {**{name: getattr(profile, name) for name in _SIZES}, "parts": _parts(profile.parts)}
+    found = {name: getattr(profile, name) for name in _SIZES}
+    if profile.differences:
+        found["engine_delta_bytes"] = profile.engine_delta_bytes
+    simulated = {name: getattr(profile, name) for name in _SIMULATED_SIZES}
+    found |= {name: size for name, size in simulated.items() if size is not None}
+    return {**found, "parts": _parts(profile.parts)}
 
 
 def _refusal_dict(refusal: Refusal) -> dict[str, Any]:
@@ -372,8 +383,15 @@ def _budget(data: Mapping[str, Any]) -> Budget:
 
 
 def _profile(data: Mapping[str, Any]) -> Profile:
-    non_torch, weights, activation, cudagraph = (_part(part) for part in data["parts"])
-    return Profile(non_torch=non_torch, weights=weights, activation=activation, cudagraph=cudagraph)
+    non_torch, weights, activation, cudagraph, *differences = map(_part, data["parts"])
+    return Profile(
+        non_torch=non_torch,
+        weights=weights,
+        activation=activation,
+        cudagraph=cudagraph,
+        differences=tuple(differences),
+        **{name: data.get(name) for name in _SIMULATED_SIZES},
+    )
 
 
 def _refusal(data: Mapping[str, Any]) -> Refusal:
@@ -417,7 +435,8 @@ def _claim(folder: Path, holds: str) -> bool:
     return True
 
 
-def _release(folder: Path) -> None:
+def release(folder: Path) -> None:
+    """Give up the claim on a folder that `new_folder` made."""
     handle = _claims.pop(folder.resolve(), None)
     if handle is not None:
         (folder / _CLAIM_FILE).unlink(missing_ok=True)

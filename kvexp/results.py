@@ -63,12 +63,20 @@ class Profile:
 
     `non_torch` is what the engine charges outside the torch allocator: for vLLM the growth over
     the baseline, for nano-vLLM everything in use there, the CUDA context included.
+    `differences` are what the engine's own model code takes more (or, negative, less) than the
+    model whose weights and forward the other parts describe. The fields from
+    `warm_activation_bytes` on are known where torch's allocator was simulated.
     """
 
     weights: Part
     activation: Part
     non_torch: Part
     cudagraph: Part
+    differences: tuple[Part, ...] = ()
+    warm_activation_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_low_bytes: int | None = None
+    reserved_peak_high_bytes: int | None = None
 
     @property
     def weights_bytes(self) -> int:
@@ -91,9 +99,20 @@ class Profile:
         return self.cudagraph.size_bytes
 
     @property
-    def parts(self) -> tuple[Part, Part, Part, Part]:
+    def engine_delta_bytes(self) -> int:
+        """What the engine's forward takes more than the profiled one; 0 where they are the same."""
+        return sum(part.size_bytes for part in self.differences if part.name == "engine_delta")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
         """The terms in the order in which a budget lists them."""
-        return (self.non_torch, self.weights, self.activation, self.cudagraph)
+        return (
+            self.non_torch,
+            self.weights,
+            self.activation,
+            self.cudagraph,
+            *self.differences,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,70 @@
+"""From a model's facts to the figures of its forward: traced once, kept, replayed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from kvexp.simulate import store
+from kvexp.simulate.case import Case
+from kvexp.simulate.device import Device
+from kvexp.simulate.errors import Untraceable
+from kvexp.simulate.forecast import Forecast, Limits, forecast
+from kvexp.simulate.settings import AllocatorSettings
+from kvexp.simulate.trace import Trace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """A model: `facts` identify it, `make_config` gives its transformers configuration."""
+
+    facts: Mapping[str, Any]
+    make_config: Callable[[], Any]
+
+
+def traces_of(subject: Subject, case: Case, device: Device) -> list[Trace]:
+    """The trace of a forward; two where the card's choice of attention is in doubt.
+
+    Raises:
+        Untraceable: it cannot be traced; the message says why.
+    """
+    first = _kept(subject, case, device, prefer=0)
+    if not first.doubts or not first.backends:
+        return [first]
+    return [first, _kept(subject, case, device, prefer=1)]
+
+
+def simulate(
+    traces: list[Trace],
+    case: Case,
+    device: Device,
+    settings: AllocatorSettings,
+    limits: Limits,
+) -> Forecast:
+    """Replay traces of `traces_of` under these settings and limits.
+
+    Raises:
+        OutOfMemory: it does not fit; the message names the operator and its source line.
+    """
+    return forecast(traces, case.input_bytes, device, settings, limits)
+
+
+def _kept(subject: Subject, case: Case, device: Device, *, prefer: int) -> Trace:
+    name = store.key(
+        {
+            "model": dict(subject.facts),
+            "case": asdict(case),
+            "device": device.as_dict(),
+            "prefer": prefer,
+        }
+    )
+    return store.cached(name, partial(_trace, subject, case, device, prefer))
+
+
+def _trace(subject: Subject, case: Case, device: Device, prefer: int) -> Trace:
+    try:
+        from kvexp.simulate.tracing import trace  # noqa: PLC0415
+    except ImportError as error:
+        raise Untraceable(f"{error}: pip install 'kvexp[torch]'") from None
+
+    return trace(subject.make_config(), case, device, prefer=prefer)

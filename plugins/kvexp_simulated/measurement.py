@@ -1,0 +1,229 @@
+"""One simulation as a pass through the pipeline's stages."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from kvexp.contract import (
+    CachePlan,
+    Deployment,
+    DeviceFacts,
+    Engine,
+    InvalidValue,
+    Measurement,
+    Part,
+    Profile,
+    Provenance,
+    RankShape,
+    simulate,
+)
+from kvexp_simulated.request import Request
+
+
+class Simulation(Measurement):
+    """Traces at `load`, replays at `warmup`; where it cannot, the engine's rules stand in."""
+
+    def __init__(self, deployment: Deployment, engine: Engine, request: Request) -> None:
+        self.deployment = deployment
+        self.engine = engine
+        self.request = request
+        self.case = request.case(deployment)
+        self._device: simulate.Device | None = None
+        self._traces: list[simulate.Trace] = []
+        self._refusal: str | None = None
+        self._readings: dict[str, Any] = {}
+
+    def start(self) -> DeviceFacts | None:
+        """There is no device."""
+        return None
+
+    def load(self) -> None:
+        """Trace the forward or take it from the cache; keep the reason where that fails."""
+        try:
+            self._check()
+            gpu = self.deployment.gpu
+            self._device = simulate.find(gpu.name, gpu.compute_capability)
+            subject = self.request.subject(self.deployment)
+            self._traces = simulate.traces_of(subject, self.case, self._device)
+        except simulate.Untraceable as error:
+            self._refusal = f"{self.deployment.model.model_type}: {error}"
+
+    def warmup(self) -> tuple[Profile, ...]:
+        """Replay the trace; one profile a rank.
+
+        Raises:
+            OutOfMemory: the model or its forward does not fit.
+        """
+        shapes = self.engine.ranks(self.deployment)
+        if self._refusal is not None or self._device is None:
+            self._readings = {"simulation": {"refused": self._refusal}}
+            return tuple(self._by_rules(shape) for shape in shapes)
+        forecast = simulate.simulate(
+            self._traces, self.case, self._device, self.request.settings, self._limits()
+        )
+        self._readings = self._described(forecast, self._device)
+        self._draw(forecast)
+        return (self._profile(forecast, shapes[0]),)
+
+    def allocate(self, plan: CachePlan) -> int | None:
+        """Nothing is allocated."""
+        return None
+
+    def readings(self) -> Mapping[str, Any]:
+        """Every figure of the simulation, or why there is none."""
+        return self._readings
+
+    def _draw(self, forecast: simulate.Forecast) -> None:
+        """Write the files that were asked for."""
+        if self.request.timeline is not None:
+            simulate.draw_timeline(self._traces[0], forecast, Path(self.request.timeline))
+        if self.request.snapshot is not None:
+            simulate.write_snapshot(self._traces[0], Path(self.request.snapshot))
+
+    def _check(self) -> None:
+        deployment = self.deployment
+        if deployment.num_ranks > 1:
+            raise simulate.Untraceable(
+                f"one GPU is simulated, got tp={deployment.tp} pp={deployment.pp}"
+            )
+        if deployment.quantization is not None and self.request.config_path is None:
+            raise simulate.Untraceable(
+                f"unquantised weights are simulated, got {deployment.quantization.name}"
+            )
+
+    def _limits(self) -> simulate.Limits:
+        device = self._device
+        libraries = device.libraries - device.context if device is not None else 0
+        return simulate.Limits(
+            allowed_bytes=self.request.allowed_bytes,
+            device_bytes=max(0, self.deployment.free_bytes - libraries),
+        )
+
+    def _described(self, forecast: simulate.Forecast, device: simulate.Device) -> dict[str, Any]:
+        found = forecast.as_dict()
+        return {
+            "simulation": found,
+            "case": asdict(self.case),
+            "warmup": self.request.warmup,
+            "device_profile": {
+                "name": device.name,
+                "measured": device.measured,
+                "source": device.source,
+                "versions": device.versions,
+            },
+            "attention": dict(self._traces[0].backends),
+            "operators": self._traces[0].num_operators,
+            "driver": {
+                "context_bytes": device.context,
+                "outside_allocator_bytes": device.libraries,
+                "used_low_bytes": device.libraries + forecast.reserved_low_bytes,
+                "used_high_bytes": device.libraries + forecast.reserved_high_bytes,
+            },
+        }
+
+    def _profile(self, forecast: simulate.Forecast, shape: RankShape) -> Profile:
+        activation, reason = self._activation(forecast)
+        part = Part(
+            name="activation",
+            size_bytes=activation,
+            provenance=Provenance.simulated,
+            reason="; ".join([reason, *self._doubts(forecast)]),
+        )
+        profile = Profile(
+            weights=Part(
+                name="weights",
+                size_bytes=forecast.weights_bytes,
+                provenance=Provenance.simulated,
+                reason="transformers' tensors in the order of construction through the allocator",
+            ),
+            activation=part,
+            non_torch=self.engine.predict_non_torch(self.deployment, shape),
+            cudagraph=self.engine.predict_cudagraph(self.deployment, shape),
+            warm_activation_bytes=forecast.warm.activation_bytes,
+            allocated_peak_bytes=forecast.first.allocated_bytes,
+            reserved_peak_low_bytes=forecast.reserved_low_bytes,
+            reserved_peak_high_bytes=forecast.reserved_high_bytes,
+        )
+        return replace(profile, differences=self._differences(profile, shape))
+
+    def _activation(self, forecast: simulate.Forecast) -> tuple[int, str]:
+        """The warm-up's answer, right or wrong, and what it is."""
+        case, first = self.case, forecast.first
+        if self.request.warmup == "none":
+            return 0, "a mistake: no warm-up, so no activation is seen"
+        what = f"allocated peak of {case.batch} x {case.seq} tokens ({forecast.confidence})"
+        if self.request.warmup == "no_reset":
+            peak = max(forecast.load_peak_bytes, first.allocated_bytes)
+            return (
+                peak - first.before_bytes,
+                f"a mistake: the peak is not reset after loading; {what}",
+            )
+        if self.request.warmup != "worst_case":
+            what = f"a mistake: a {self.request.warmup} warm-up is not the worst case; {what}"
+        return first.activation_bytes, what
+
+    def _doubts(self, forecast: simulate.Forecast) -> list[str]:
+        doubts = list(forecast.doubts)
+        if self._device is not None and not self._device.measured:
+            doubts.append(f"{self._device.name} was not measured: {self._device.source}")
+        if forecast.confidence is simulate.Confidence.bounded:
+            doubts.append(f"at least {forecast.activation_low_bytes} bytes")
+        return doubts
+
+    def _differences(self, profile: Profile, shape: RankShape) -> tuple[Part, ...]:
+        """The engine's own weights and forward, by its rules, less transformers'."""
+        if not self.request.is_of(self.deployment.model):
+            return (_part("engine_delta", 0, Provenance.assumed, _ANOTHER_MODEL),)
+        weights = self._difference(
+            "engine_weights_delta", self.engine.predict_weights, profile.weights_bytes, shape
+        )
+        if not self.request.is_engines_own(self.deployment):
+            forward = _part("engine_delta", 0, Provenance.assumed, _NOT_ENGINES_OWN)
+        else:
+            forward = self._difference(
+                "engine_delta", self.engine.predict_activation, profile.activation_bytes, shape
+            )
+        return weights, forward
+
+    def _difference(
+        self,
+        name: str,
+        predict: Callable[[Deployment, RankShape], Part],
+        simulated_bytes: int,
+        shape: RankShape,
+    ) -> Part:
+        try:
+            rule = predict(self.deployment, shape)
+        except InvalidValue as problem:
+            return _part(
+                name, 0, Provenance.assumed, f"the engine's is taken to be alike: {problem}"
+            )
+        return _part(
+            name,
+            rule.size_bytes - simulated_bytes,
+            rule.provenance,
+            f"the engine's own, {rule.size_bytes} bytes ({rule.reason}), less the simulated",
+        )
+
+    def _by_rules(self, shape: RankShape) -> Profile:
+        """The engine's rules alone, those that stand in labelled as such."""
+        return Profile(
+            weights=self._instead(self.engine.predict_weights, shape),
+            activation=self._instead(self.engine.predict_activation, shape),
+            non_torch=self.engine.predict_non_torch(self.deployment, shape),
+            cudagraph=self.engine.predict_cudagraph(self.deployment, shape),
+        )
+
+    def _instead(self, predict: Callable[[Deployment, RankShape], Part], shape: RankShape) -> Part:
+        part = predict(self.deployment, shape)
+        reason = f"not simulated ({self._refusal}), by the engine's rule: {part.reason}"
+        return replace(part, reason=reason)
+
+
+_ANOTHER_MODEL = "profiler.config_path is not the point's model: the engine's is taken to be alike"
+_NOT_ENGINES_OWN = "this warm-up is not the engine's own: nothing is set right"
+
+
+def _part(name: str, size_bytes: int, provenance: Provenance, reason: str) -> Part:
+    return Part(name=name, size_bytes=size_bytes, provenance=provenance, reason=reason)

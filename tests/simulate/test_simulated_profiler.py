@@ -1,0 +1,188 @@
+"""profiler=simulated through the pipeline."""
+
+import json
+import pickle
+
+import pytest
+
+import kvexp
+from kvexp import record
+from kvexp.results import Provenance, Status
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
+
+POINT = ["profiler=simulated", "model=qwen3_0_6b", "gpu=h200", "enforce_eager=true", "tracking=off"]
+
+
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("traces")
+
+
+@pytest.fixture
+def run(shared_cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("KVEXP_CACHE_DIR", str(shared_cache))
+    monkeypatch.chdir(tmp_path)
+    return lambda *overrides: kvexp.run([*POINT, *overrides])
+
+
+def test_the_engines_worst_case_is_the_default(run):
+    result = run()
+    profile = result.profile
+
+    assert result.status is Status.ok
+    assert result.readings["case"]["batch"] * result.readings["case"]["seq"] == 8192
+    assert profile.activation.provenance is Provenance.simulated
+    assert profile.activation_bytes - profile.warm_activation_bytes == 33554432
+    assert profile.weights_bytes == 1192115712
+    assert profile.allocated_peak_bytes == 1449147904
+    assert profile.reserved_peak_low_bytes <= 1568669696 <= profile.reserved_peak_high_bytes
+
+
+def test_the_engines_budget_stays_as_its_rules_make_it(run):
+    by_rules = kvexp.run([*POINT[1:], "profiler=analytic"])
+    simulated = run()
+    nano = run("engine=nano_vllm")
+    nano_by_rules = kvexp.run([*POINT[1:], "profiler=analytic", "engine=nano_vllm"])
+
+    assert simulated.num_blocks == by_rules.num_blocks
+    assert nano.num_blocks == nano_by_rules.num_blocks
+    delta = simulated.budget.part("engine_delta")
+    assert delta.size_bytes == simulated.profile.engine_delta_bytes != 0
+    assert "the engine's own" in delta.reason
+
+
+def test_the_four_wrong_warm_ups_reserve_too_little_or_too_much(run):
+    right = run()
+    wrong = {name: run(f"profiler.warmup={name}") for name in ("none", "decode", "short_prompt")}
+    loading = run("profiler.warmup=no_reset")
+
+    assert wrong["none"].profile.activation_bytes == 0
+    for name, result in wrong.items():
+        assert result.profile.activation_bytes < right.profile.activation_bytes / 4
+        assert result.num_blocks > right.num_blocks
+        assert "a mistake" in result.profile.activation.reason, name
+    # the head that is tied afterwards makes loading the larger peak
+    assert loading.profile.activation_bytes > right.profile.activation_bytes
+    assert "not reset" in loading.profile.activation.reason
+
+
+def test_options_choose_the_forward(run):
+    result = run(
+        *("profiler.batch_size=3", "profiler.seq_len=1000"),
+        *("profiler.logits=all", "profiler.sampler=random"),
+    )
+    case = result.readings["case"]
+
+    assert (case["batch"], case["seq"], case["sampler"]) == (3, 1000, "random")
+    assert result.profile.engine_delta_bytes == 0
+    assert run("profiler.batch_size=4").readings["case"]["seq"] == 2048
+    assert run("profiler.seq_len=2048").readings["case"]["batch"] == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("profiler.warmup=cold", "profiler.warmup must be one of"),
+        ("profiler.logits=some", "profiler.logits must be one of"),
+        ("profiler.attn=flash", "profiler.attn must be one of"),
+        ("profiler.seq_len=0", "profiler.seq_len must be at least 1"),
+        ("profiler.allocator_conf=backend:cudaMallocAsync", "not simulated"),
+        ("profiler.config_path=/no/such/config.json", "not a config.json"),
+    ],
+)
+def test_a_value_that_is_not_allowed_ends_as_invalid(run, override, reason):
+    result = run(override)
+
+    assert result.status is Status.invalid
+    assert reason in result.reason
+
+
+def test_a_cap_that_is_too_low_ends_as_out_of_memory_with_the_place(run):
+    loading = run("profiler.memory_limit=1300MiB")
+    result = run("profiler.memory_limit=1465MiB", "profiler.seq_len=16384")
+
+    assert loading.status is result.status is Status.oom
+    assert "while the model is loaded" in loading.reason
+    assert "model.layers.0" in result.reason
+    assert "modeling_qwen3.py:" in result.reason
+
+
+def test_settings_of_the_allocator_change_what_is_reserved(run):
+    plain, expandable = run(), run("profiler.allocator_conf=expandable_segments:True")
+
+    assert expandable.profile.activation_bytes == plain.profile.activation_bytes
+    assert expandable.profile.reserved_peak_high_bytes < plain.profile.reserved_peak_high_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("tp=2",), "one GPU is simulated"),
+        (("quantization=fp8",), "unquantised weights are simulated"),
+        (("gpu=mi300x",), "no device profile"),
+    ],
+)
+def test_what_cannot_be_simulated_falls_back_to_the_rules_and_says_so(run, overrides, reason):
+    result = run(*overrides)
+    by_rules = kvexp.run([*POINT[1:], "profiler=analytic", *overrides])
+
+    assert result.status is Status.ok
+    assert result.profile.activation_bytes == by_rules.profile.activation_bytes
+    assert result.profile.allocated_peak_bytes is None
+    assert f"not simulated (qwen3: {reason}" in result.profile.activation.reason.replace(
+        "there is ", ""
+    )
+    assert reason in result.readings["simulation"]["refused"]
+
+
+def test_a_card_that_was_not_measured_says_so(run):
+    result = run("gpu=a100_80gb")
+
+    assert "was not measured" in result.profile.activation.reason
+    assert result.readings["device_profile"]["measured"] is False
+    assert result.readings["simulation"]["confidence"] != "exact"
+
+
+def test_readings_say_what_is_alive_at_the_peak(run):
+    found = run().readings
+    json.dumps(found)
+    blocks = found["simulation"]["blocks_at_peak"]
+
+    assert (
+        sum(block["size_bytes"] for block in blocks)
+        > 0.9 * (found["simulation"]["warm_activation_bytes"])
+    )
+    assert blocks[0]["operator"].startswith("aten.")
+    assert found["simulation"]["workspaces"] == {"blas": 33554432}
+    assert found["driver"]["used_high_bytes"] > found["simulation"]["reserved_peak_high_bytes"]
+
+
+def test_a_result_is_read_back_as_it_was(run):
+    result = run()
+
+    assert (
+        record.from_dict(json.loads(json.dumps(record.to_dict(result)))).profile == result.profile
+    )
+
+
+def test_timeline_and_snapshot_are_written(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    run("profiler.timeline=timeline.png", "profiler.snapshot=snapshot.pickle")
+    snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    (events,) = snapshot["device_traces"]
+
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    assert {event["action"] for event in events} == {"alloc", "free_requested", "free_completed"}
+    assert all(event["frames"] for event in events)
+    assert snapshot["segments"] == []
+
+
+def test_a_config_json_of_any_architecture_is_traced(run, tmp_path):
+    config = {"model_type": "gpt_neox", "num_hidden_layers": 2, "architectures": ["X"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run(f"profiler.config_path={tmp_path}", "profiler.seq_len=64")
+
+    assert result.status is Status.ok
+    assert result.profile.weights_bytes > 0
+    assert "is not the point's model" in result.budget.part("engine_delta").reason
