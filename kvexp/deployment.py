@@ -13,7 +13,7 @@ class Deployment:
 
     `total_bytes`, `free_bytes` (at the engine's baseline) and `used_by_others_bytes` are of one
     card; every rank has one. `auto_fit`: `max_model_len` is lowered until one request fits.
-    `notes` are the assumptions made on the way.
+    `notes` are the assumptions made on the way, `flags` what starts the engine with these values.
     """
 
     model: Model
@@ -37,6 +37,7 @@ class Deployment:
     used_by_others_bytes: int
     auto_fit: bool = False
     notes: tuple[str, ...] = ()
+    flags: str = ""
 
     @property
     def num_ranks(self) -> int:
@@ -51,6 +52,8 @@ class Deployment:
     def effective(self) -> dict[str, Any]:
         """The values that were used, as plain data for result.json."""
         return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
             "engine": self.engine,
             "engine_version": self.engine_version,
             "usage": self.usage,
@@ -68,4 +71,5 @@ class Deployment:
             "total_bytes": self.total_bytes,
             "free_bytes": self.free_bytes,
             "used_by_others_bytes": self.used_by_others_bytes,
+            "flags": self.flags,
         }

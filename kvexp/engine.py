@@ -41,6 +41,7 @@ class CachePlan:
 
     `num_blocks_per_rank` and `block_bytes_per_rank` are each rank's own; `num_blocks` is what the
     engine runs with. `kv_tokens` and `max_concurrency` are the engine's own figures.
+    `available_bytes_per_rank` repeats what was divided where the engine prints it.
     """
 
     num_blocks: int
@@ -53,6 +54,7 @@ class CachePlan:
     groups: tuple[KvGroup, ...]
     layout: str
     notes: tuple[str, ...] = ()
+    available_bytes_per_rank: tuple[int, ...] = ()
 
 
 @dataclass
@@ -78,6 +80,10 @@ class Engine(ABC):
         Raises:
             InvalidValue: a value, or the combination of values, is not allowed.
         """
+
+    def flags(self, deployment: Deployment) -> str:
+        """What to paste to start the engine with these values; empty where it is not known."""
+        return ""
 
     @abstractmethod
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:

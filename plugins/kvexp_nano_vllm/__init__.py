@@ -4,15 +4,14 @@ The rules are those of `engine/model_runner.py` (warmup_model, allocate_kv_cache
 at commit bb823b3. Its warm-up is derived from its layers and was not measured.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvexp.contract import (
     AUTO_FIT,
     MIB,
     CachePlan,
-    CachingAllocator,
     Deployment,
     DType,
     Engine,
@@ -27,11 +26,12 @@ from kvexp.contract import (
     Quota,
     RankShape,
     Refusal,
-    Slice,
     gib,
-    weights,
+    share_of_total,
+    terms,
 )
 
+VERSION = "bb823b3"
 BLOCK_MULTIPLE = 256
 WORKSPACE_BYTES = 32 * MIB
 FIRST_KERNELS_BYTES = 168 * MIB  # growth over the context after one forward, H200
@@ -43,13 +43,14 @@ UNVERIFIED = "derived from nano-vLLM's layers, not verified by a measurement"
 class NanoVllm(Engine):
     """nano-vLLM at the commit named in its version; memory terms are not verified."""
 
-    version: str = "bb823b3"
+    version: str = VERSION
+    share_of_total: float | None = None
 
     charges_context: ClassVar[bool] = True
 
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""
-        _check(knobs)
+        _check(knobs, self.version)
         model, gpu = knobs.model, knobs.gpu
         dtype = model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
         if knobs.kv_dtype not in (KvDtype.auto, KvDtype[dtype.name]):
@@ -67,7 +68,7 @@ class NanoVllm(Engine):
         free = gpu.free_bytes
         if free is None:
             free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
-        return Deployment(
+        deployment = Deployment(
             model=model,
             gpu=gpu,
             engine=name,
@@ -77,7 +78,7 @@ class NanoVllm(Engine):
             quantization=None,
             kv_dtype=KvDtype[dtype.name],
             block_size=knobs.block_size or BLOCK_MULTIPLE,
-            util=0.9 if knobs.util is None else knobs.util,
+            util=share_of_total(knobs, self.share_of_total, default=0.9),
             max_model_len=length,
             max_num_batched_tokens=tokens,
             max_num_seqs=knobs.max_num_seqs or 512,
@@ -87,6 +88,19 @@ class NanoVllm(Engine):
             total_bytes=gpu.total_bytes,
             free_bytes=free,
             used_by_others_bytes=gpu.used_by_others_bytes,
+            notes=tuple(model.notes),
+        )
+        return replace(deployment, flags=self.flags(deployment))
+
+    def flags(self, deployment: Deployment) -> str:
+        """See `Engine.flags`."""
+        return (
+            f'LLM("{deployment.model.hf_id}", gpu_memory_utilization={deployment.util:g},'
+            f" kvcache_block_size={deployment.block_size},"
+            f" max_model_len={deployment.max_model_len},"
+            f" max_num_batched_tokens={deployment.max_num_batched_tokens},"
+            f" max_num_seqs={deployment.max_num_seqs}, tensor_parallel_size={deployment.tp},"
+            f" enforce_eager={deployment.enforce_eager})"
         )
 
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
@@ -104,7 +118,7 @@ class NanoVllm(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        return _assumed("weights", _weights_bytes(deployment), UNVERIFIED)
+        return _assumed("weights", terms.weights_bytes(deployment, shape), UNVERIFIED)
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
@@ -141,7 +155,9 @@ class NanoVllm(Engine):
         current = profile.weights_bytes
         peak = current + profile.activation_bytes
         available = int(deployment.total_bytes * deployment.util - used - peak + current)
-        parts = (others, *profile.parts[:3])
+        available -= profile.cudagraph_bytes  # nothing, unless it was given
+        available -= sum(part.size_bytes for part in profile.differences)
+        parts = (others, *profile.parts)
         return Quota(
             base="total",
             requested_bytes=available + sum(part.size_bytes for part in parts),
@@ -167,6 +183,11 @@ class NanoVllm(Engine):
         per_request = -(-deployment.max_model_len // deployment.block_size)
         layers = deployment.model.num_hidden_layers
         notes = _foreign(deployment.model)
+        if deployment.max_model_len < deployment.model.max_position_embeddings:
+            notes.append(
+                f"max_model_len is {deployment.max_model_len}: nano-vLLM's default is 4096,"
+                " whatever the model allows"
+            )
         if blocks < per_request:
             notes.append(
                 f"a request of max_model_len {deployment.max_model_len} needs {per_request} blocks"
@@ -201,11 +222,18 @@ class NanoVllm(Engine):
         return (f"num_kvcache_blocks = {plan.num_blocks}, kvcache_block_size = {plan.block_size}",)
 
 
-def _check(knobs: Knobs) -> None:
+def _check(knobs: Knobs, version: str) -> None:
     model = knobs.model
+    if version != VERSION:
+        raise InvalidValue(f"engine.version must be {VERSION} for nano-vLLM, got {version!r}")
     if knobs.quantization is not None:
         raise InvalidValue(
             f"quantization must be null for nano-vLLM, got {knobs.quantization.name}"
+        )
+    if model.quantization_config is not None:
+        raise InvalidValue(
+            f"model={model.name} is stored as {model.quantization_config.method.name}, which"
+            " nano-vLLM does not load"
         )
     if knobs.max_model_len == AUTO_FIT:
         raise InvalidValue("max_model_len must be at least 1 for nano-vLLM, got -1")
@@ -250,32 +278,6 @@ def _block_bytes(deployment: Deployment) -> int:
     model = deployment.model
     token = 2 * model.num_hidden_layers * deployment.kv_heads_per_rank * model.head_size
     return token * deployment.block_size * deployment.dtype.itemsize_bytes
-
-
-def _weights_bytes(deployment: Deployment) -> int:
-    """Tensors of one rank through the allocator with its ordinary settings."""
-    model, dtype = deployment.model, deployment.dtype
-    share = Slice(
-        tp=deployment.tp,
-        num_layers=model.num_hidden_layers,
-        first_stage=True,
-        last_stage=True,
-    )
-
-    def sizes() -> Iterator[int]:
-        yield from (t.size_bytes for t in weights.embedding(model, share, dtype))
-        yield model.max_position_embeddings * model.head_size * 4  # one fp32 cos/sin cache
-        for index in range(model.num_hidden_layers):
-            yield from (t.size_bytes for t in weights.attention(model, share, dtype, None, index))
-            yield from (t.size_bytes for t in weights.attention_norms(model, dtype, index))
-            yield from (t.size_bytes for t in weights.mlp(model, share, dtype, None, index))
-            yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
-        yield from (t.size_bytes for t in weights.head(model, share, dtype))
-
-    allocator = CachingAllocator()
-    for size in sizes():
-        allocator.allocate(size)
-    return allocator.allocated_bytes
 
 
 def _activation_bytes(deployment: Deployment) -> int:

@@ -1,0 +1,176 @@
+"""Memory terms of engines that were not measured: stated rules, labelled as assumed."""
+
+from collections.abc import Iterator
+
+from kvexp import cache, layers, weights
+from kvexp.deployment import Deployment
+from kvexp.dtypes import DType, KvDtype
+from kvexp.engine import RankShape
+from kvexp.errors import InvalidValue
+from kvexp.request import AUTO_FIT, Knobs, Model
+from kvexp.results import Part, Provenance
+from kvexp.simulate.allocator import CachingAllocator
+from kvexp.units import MIB
+from kvexp.weights import Slice
+
+WORKSPACE_BYTES = 32 * MIB  # cuBLAS on compute capability 9.0
+COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
+
+
+def stages(deployment: Deployment) -> tuple[RankShape, ...]:
+    """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
+    ranges = cache.pp_layer_ranges(deployment.model.num_hidden_layers, deployment.pp)
+    return tuple(
+        RankShape(
+            rank=pp_rank * deployment.tp + tp_rank,
+            tp_rank=tp_rank,
+            pp_rank=pp_rank,
+            first_layer=first,
+            num_layers=last - first,
+        )
+        for pp_rank, (first, last) in enumerate(ranges)
+        for tp_rank in range(deployment.tp)
+    )
+
+
+def weights_bytes(deployment: Deployment, shape: RankShape) -> int:
+    """Tensors of one rank through the allocator with its ordinary settings."""
+    allocator = CachingAllocator()
+    for size in _tensor_sizes(deployment, shape):
+        allocator.allocate(size)
+    return allocator.allocated_bytes
+
+
+def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
+    model, dtype, stored = deployment.model, deployment.dtype, deployment.quantization
+    share = Slice(
+        tp=deployment.tp,
+        num_layers=shape.num_layers,
+        first_stage=shape.pp_rank == 0,
+        last_stage=shape.pp_rank == deployment.pp - 1,
+    )
+    yield from (t.size_bytes for t in weights.towers(model, share, dtype))
+    yield from (t.size_bytes for t in weights.embedding(model, share, dtype))
+    rotary = model.max_position_embeddings * weights.rotary_size(model) * 4
+    if rotary:
+        yield rotary  # one fp32 cos/sin cache
+    for index in layers.of_rank(shape):
+        yield from (t.size_bytes for t in weights.attention(model, share, dtype, stored, index))
+        yield from (t.size_bytes for t in weights.attention_norms(model, dtype, index))
+        yield from (t.size_bytes for t in weights.mlp(model, share, dtype, stored, index))
+        yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
+    yield from (t.size_bytes for t in weights.head(model, share, dtype))
+
+
+def forward_bytes(deployment: Deployment, *, tokens: int, rows: int) -> int:
+    """Allocated peak of one forward over `tokens` tokens with logits of `rows` rows.
+
+    The larger of a fused decoder layer (gate, up and their product, three hidden states) and the
+    logits with an fp32 copy; the widths of experts by the fused kernel's workspace.
+    """
+    model, item = deployment.model, deployment.dtype.itemsize_bytes
+    layer = item * tokens * (_mlp_width(deployment) + 3 * model.hidden_size)
+    logits = rows * model.vocab_size * (item + 4) + item * model.hidden_size * (tokens + rows)
+    return max(layer, logits) + WORKSPACE_BYTES
+
+
+def _mlp_width(deployment: Deployment) -> int:
+    model, tp = deployment.model, deployment.tp
+    moe = model.moe
+    if moe is None:
+        return 3 * model.intermediate_size // tp
+    width = moe.moe_intermediate_size // tp
+    routed = moe.num_experts_per_tok * (max(2 * width, model.hidden_size) + width)
+    return routed + 3 * moe.shared_intermediate_size // tp
+
+
+def assumed(name: str, size_bytes: int, reason: str) -> Part:
+    """A term that no measurement of this engine confirms."""
+    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.assumed, reason=reason)
+
+
+def derived(name: str, size_bytes: int, reason: str) -> Part:
+    """A term that follows from the engine's rule."""
+    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.derived, reason=reason)
+
+
+def free_at_start(knobs: Knobs, *, after_communicator: bool = False) -> int:
+    """Free bytes at the engine's baseline: given, or the total less context and neighbours.
+
+    `after_communicator`: the engine reads it when its ranks are connected already.
+    """
+    gpu = knobs.gpu
+    if gpu.free_bytes is not None:
+        return int(gpu.free_bytes)
+    free = gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes
+    if after_communicator and knobs.tp * knobs.pp > 1:
+        free -= COMMUNICATOR_BYTES
+    return max(0, int(free))
+
+
+def compute_dtype(knobs: Knobs) -> DType:
+    """The dtype asked for, or the checkpoint's."""
+    return knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+
+
+def cache_dtype(knobs: Knobs, engine: str, formats: tuple[KvDtype, ...]) -> KvDtype:
+    """The cache's dtype: the compute dtype or one of the engine's own formats.
+
+    Raises:
+        InvalidValue: the engine has no such cache.
+    """
+    own = KvDtype[compute_dtype(knobs).name]
+    kv_dtype = knobs.kv_dtype
+    if kv_dtype is KvDtype.auto:
+        scheme = knobs.model.kv_cache_scheme
+        kv_dtype = scheme if scheme in formats else own
+    if kv_dtype is not own and kv_dtype not in formats:
+        names = ", ".join(each.name for each in (KvDtype.auto, own, *formats))
+        raise InvalidValue(f"kv_dtype must be one of {names} for {engine}, got {kv_dtype.name}")
+    return kv_dtype
+
+
+def context_len(model: Model) -> int:
+    """The longest context that the model's config states, linear rope scaling included."""
+    scaling = model.rope_scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("linear", "dynamic") and not model.model_type.startswith("gemma3"):
+        return int(model.max_position_embeddings * float(scaling.get("factor", 1.0)))
+    return model.max_position_embeddings
+
+
+def requested_len(knobs: Knobs, engine: str) -> int:
+    """The length asked for, or the model's.
+
+    Raises:
+        InvalidValue: the engine cannot fit the length by itself.
+    """
+    if knobs.max_model_len == AUTO_FIT:
+        raise InvalidValue(f"max_model_len must be at least 1 for {engine}, got -1")
+    return knobs.max_model_len or context_len(knobs.model)
+
+
+def check_parallel(knobs: Knobs, engine: str) -> None:
+    """Heads must divide over tp; KV heads divide tp or tp divides them.
+
+    Raises:
+        InvalidValue: they do not, or there are more stages than layers.
+    """
+    model = knobs.model
+    allowed = [
+        n
+        for n in range(1, model.num_attention_heads + 1)
+        if model.num_attention_heads % n == 0
+        and (model.mla is not None or model.kv_heads % n == 0 or n % model.kv_heads == 0)
+    ]
+    if knobs.tp not in allowed:
+        raise InvalidValue(
+            f"tp must be one of {', '.join(map(str, allowed))} for {model.name} with {engine}"
+            f" ({model.num_attention_heads} attention heads, {model.kv_heads} KV heads),"
+            f" got {knobs.tp}"
+        )
+    if knobs.pp > model.num_hidden_layers:
+        raise InvalidValue(
+            f"pp must be at most {model.num_hidden_layers}, the layers of {model.name},"
+            f" got {knobs.pp}"
+        )

@@ -1,0 +1,252 @@
+"""SGLang's rules (0.5.23: memory_hook.py, pool_configurator.py, kv_cache_configurator.py)."""
+
+import pytest
+
+from kvexp.results import Provenance, Refusal, Status
+
+GIB = 2**30
+
+
+def effective(run, *overrides):
+    return run("model=llama3_8b", "engine=sglang", *overrides).effective
+
+
+@pytest.mark.parametrize(
+    ("gpu", "chunk", "reserved"),
+    [
+        # 512 + 1.5 x chunk + 128 + 2 x largest decode graph + 8 x prefill graphs, in MiB
+        ("t4", 2048, 512 + 3072 + 128 + 16 + 8 * 42),
+        ("rtx_4090", 4096, 512 + 6144 + 128 + 96 + 8 * 50),
+        ("l40s", 4096, 512 + 6144 + 128 + 64 + 8 * 50),
+        ("h100", 8192, 512 + 12288 + 128 + 512 + 8 * 58),
+        ("h200", 8192, 512 + 12288 + 128 + 512 + 8 * 58),
+        ("b200", 16384, 512 + 24576 + 128 + 1024 + 8 * 74),
+    ],
+)
+def test_the_automatic_fraction_and_chunk_follow_the_card(run, gpu, chunk, reserved):
+    found = effective(run, f"gpu={gpu}")
+    capacity = found["total_bytes"] / 2**20
+
+    assert found["max_num_batched_tokens"] == chunk
+    assert found["util"] == round((capacity - reserved) / capacity, 3)
+
+
+def test_a_large_card_keeps_ten_gib_back_at_least(run):
+    # 512 + 1.5 x 2048 + 128 MiB are less than 10 GiB on a card above 60 GiB
+    found = effective(run, "gpu=h200", "max_num_batched_tokens=2048", "enforce_eager=true")
+
+    capacity = 150109880320 / 2**20
+    assert found["util"] == round((capacity - 10240) / capacity, 3)
+
+
+@pytest.mark.parametrize(("tp", "fraction"), [(1, 0.88), (2, 0.87), (4, 0.85), (8, 0.81)])
+def test_releases_before_05_went_by_tp(run, tp, fraction):
+    assert effective(run, "gpu=h100", "engine.version='0.4.3'", f"tp={tp}")["util"] == fraction
+
+
+def test_graphs_and_requests_lower_the_automatic_fraction(run, deploy):
+    plain = effective(run, "gpu=l40s")["util"]
+
+    assert effective(run, "gpu=l40s", "enforce_eager=true")["util"] > plain
+    assert effective(run, "gpu=l40s", "max_num_seqs=4")["util"] > plain
+
+
+def test_the_rest_is_free_after_load_less_what_is_held_back(run):
+    # avail - pre x (1 - f), floats of GiB, then whole bytes
+    result = run(
+        *("model=llama3_8b", "engine=sglang", "gpu=h100", "gpu.free_bytes=78GiB", "util=0.85"),
+        *("profiler.weights_bytes=15GiB", "profiler.non_torch_bytes=0"),
+    )
+
+    assert result.budget.base == "free before load"
+    assert result.budget.available_bytes == int((63 - 78 * (1 - 0.85)) * GIB)
+    assert result.kv_tokens == result.budget.available_bytes // 131072
+    assert result.block_size == 1
+
+
+def test_a_given_activation_is_named_and_not_subtracted(run):
+    asked = ["model=llama3_8b", "engine=sglang", "gpu=h100", "util=0.85"]
+    plain = run(*asked)
+    given = run(*asked, "profiler.activation_bytes=9GiB")
+
+    assert given.kv_tokens == plain.kv_tokens
+    assert given.budget.part("activation").size_bytes == 0
+    assert "9.00 GiB must fit" in given.budget.part("activation").reason
+
+
+def test_the_fractions_that_fit_are_named(run):
+    asked = ["engine=sglang", "gpu=h100", "gpu.free_bytes=40GiB", "profiler.weights_bytes=20GiB"]
+    asked += ["profiler.non_torch_bytes=0", "util=0.8"]
+
+    fits = run(*asked, "profiler.activation_bytes=4GiB").budget.part("activation")
+    assert "fits between 0.5 and 0.9" in fits.reason
+    empty = run(*asked, "profiler.activation_bytes=21GiB").budget.part("activation")
+    assert "no mem_fraction_static fits" in empty.reason
+
+
+def test_pages_round_tokens_down(deploy):
+    engine, deployment = deploy("sglang", "block_size=64")
+    plan = engine.plan(deployment, [131072 * (64 * 10 + 63)])
+
+    assert (plan.num_blocks, plan.kv_tokens, plan.block_size) == (10, 640, 64)
+
+
+def test_max_total_tokens_caps_and_never_raises(deploy):
+    for cap, tokens in ((1000, 1000), (10**9, 8000)):
+        engine, deployment = deploy("sglang", f"engine.max_total_tokens={cap}")
+        plan = engine.plan(deployment, [131072 * 8000])
+        limited = "limited by max_total_tokens, 8,000 would fit"
+        assert plan.kv_tokens == tokens
+        assert (limited in plan.notes) == (tokens < 8000)
+
+
+def test_layers_of_a_draft_add_their_share_of_the_cell(deploy):
+    # int(cell x draft layers / layers)
+    engine, deployment = deploy("sglang", "engine.num_draft_layers=1")
+    cell = 131072 + 131072 // 32
+
+    assert engine.plan(deployment, [cell * 777]).kv_tokens == 777
+
+
+@pytest.mark.parametrize(
+    ("overrides", "token_bytes"),
+    [
+        ((), 32 * 2 * 8 * 128 * 2),
+        (("tp=16",), 32 * 2 * 1 * 128 * 2),
+        (("kv_dtype=fp8",), 32 * 2 * 8 * 128),
+        (("kv_dtype=nvfp4",), 32 * 2 * (8 * 128 // 2 + 8 * 128 // 16)),
+        (("pp=2",), 16 * 2 * 8 * 128 * 2),
+        (("model=deepseek_v2_lite", "tp=4"), 27 * 576 * 2),
+        (("model=deepseek_v2_lite", "model.mla.index_head_dim=128"), 27 * (576 * 2 + 132)),
+        (
+            ("model=deepseek_v2_lite", "model.mla.index_head_dim=128", "kv_dtype=fp8"),
+            27 * (656 + 132),
+        ),
+    ],
+)
+def test_bytes_of_a_token(deploy, overrides, token_bytes):
+    engine, deployment = deploy("sglang", *overrides)
+    plan = engine.plan(deployment, [10 * GIB] * deployment.num_ranks)
+
+    assert plan.block_bytes_per_rank[0] == token_bytes * deployment.block_size
+
+
+def test_the_least_stage_decides(deploy):
+    engine, deployment = deploy("sglang", "pp=2")
+
+    assert engine.plan(deployment, [20 * GIB, 10 * GIB]).kv_tokens == 10 * GIB // 65536
+
+
+def test_windows_have_a_pool_with_a_ratio_of_the_full_ones(deploy):
+    # cell = full + ratio x window; window tokens = int(full tokens x ratio)
+    engine, deployment = deploy("sglang", "model=gpt_oss_20b", "engine.swa_full_tokens_ratio=0.5")
+    layer = 2 * 8 * 64 * 2
+    plan = engine.plan(deployment, [int(12 * layer * 1.5 * 10000)])
+
+    assert plan.kv_tokens == 10000
+    assert [(g.kind, g.num_layers, g.num_blocks) for g in plan.groups] == [
+        ("full", 12, 10000),
+        ("window", 12, 5000),
+    ]
+    assert "full_layer_tokens=10000, swa_layer_tokens=5000" in engine.log_lines(deployment, plan)[0]
+
+
+def test_without_window_pools_every_layer_keeps_all(deploy):
+    engine, deployment = deploy(
+        "sglang", "model=gpt_oss_20b", "engine.disable_hybrid_swa_memory=true"
+    )
+    plan = engine.plan(deployment, [24 * 2 * 8 * 64 * 2 * 100])
+
+    assert (plan.kv_tokens, len(plan.groups)) == (100, 1)
+
+
+def test_a_model_whose_layers_all_slide_has_one_pool(deploy):
+    engine, deployment = deploy("sglang", "model=mistral_7b_v01")
+
+    assert len(engine.plan(deployment, [10 * GIB]).groups) == 1
+
+
+def test_a_window_pool_below_the_window_is_refused(deploy):
+    engine, deployment = deploy("sglang", "model=gpt_oss_20b")
+    refusal = engine.plan(deployment, [2 * 8 * 64 * 2 * 24 * 100])
+
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind == "window_too_large"
+
+
+def test_recurrent_states_take_their_share_first(run):
+    # share = rest x r / (1 + r); K = (share - slot) // slot; rest -= (K + 1) slots
+    result = run("model=granite4_h_1b", "engine=sglang", "gpu=h200", "util=0.9")
+    part = result.budget.part("recurrent_states")
+    rest = result.budget.available_bytes + part.size_bytes
+    slots, slot = (
+        int(w.replace(",", "")) for w in (part.reason.split()[0], part.reason.split()[3])
+    )
+
+    assert slots == int((rest * 0.9 / 1.9 - slot) // slot)
+    assert part.size_bytes == (slots + 1) * slot
+    requests = next(n for n in result.notes if n.endswith("requests run at once"))
+    assert int(requests.split()[2]) in (slots // 3, (slots - 1) // 3)
+
+
+def test_the_number_of_slots_can_be_given(run):
+    result = run(
+        "model=granite4_h_1b", "engine=sglang", "gpu=h200", "engine.max_mamba_cache_size=90"
+    )
+
+    assert result.budget.part("recurrent_states").reason.startswith("90 slots")
+    assert "at most 30 requests run at once" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "requests"),
+    [
+        (100_000, 8192, 4096),  # 12 x 512, capped
+        (32_768, 8192, 2048),  # 4 x 512
+        (20_000, 8192, 2048),  # at least 2048
+        (3_000, 8192, 1500),  # half of the tokens
+    ],
+)
+def test_running_requests_follow_tokens_and_context(deploy, tokens, length, requests):
+    engine, deployment = deploy("sglang", f"max_model_len={length}")
+    plan = engine.plan(deployment, [131072 * tokens])
+
+    assert f"max_running_requests={requests}," in engine.log_lines(deployment, plan)[-1]
+
+
+def test_a_negative_rest_is_refused_with_the_fraction_that_would_do(run):
+    # ceil((1 - avail / pre) x 1000) / 1000
+    result = run(
+        *("model=llama3_8b", "engine=sglang", "gpu=h100", "gpu.free_bytes=78GiB", "util=0.15"),
+        *("profiler.weights_bytes=15GiB", "profiler.non_torch_bytes=0"),
+    )
+
+    assert result.status is Status.infeasible
+    assert result.num_blocks == 0
+    assert "mem_fraction_static must be above 0.193" in result.reason
+    assert result.budget.part("shortfall").size_bytes < 0
+
+
+def test_what_is_not_settled_is_called_unverified(run):
+    notes = run("model=gemma3_12b", "engine=sglang", "gpu=h100").notes
+
+    assert any(n.startswith("unverified: a pool of its own") for n in notes)
+    result = run("model=llama3_8b", "engine=sglang", "gpu=h100")
+    assert result.profile.weights.provenance is Provenance.assumed
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tp=3", "tp must be one of 1, 2, 4, 8, 16, 32"),
+        ("max_model_len=9000", "at most 8192"),
+        ("max_model_len=-1", "at least 1 for SGLang"),
+        ("kv_dtype=int8_per_token_head", "kv_dtype must be one of"),
+        ("engine.version=new", "SGLang version"),
+    ],
+)
+def test_what_it_cannot_do_is_invalid(run, override, message):
+    result = run("model=llama3_8b", "engine=sglang", "gpu=h100", override)
+
+    assert result.status is Status.invalid
+    assert message in result.reason
