@@ -1,5 +1,6 @@
 """kvexp from Python: the same overrides as on the command line, results as objects."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +15,20 @@ from omegaconf import DictConfig, open_dict
 from kvexp import point, registry, session
 from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
+from kvexp.facts import with_model_ids
 from kvexp.grammar import keep_version_text
 from kvexp.isolate import Worker
-from kvexp.point import Point, compose_point
+from kvexp.point import Point, as_typed, compose_point
 from kvexp.results import Result
 
+_ONE_AT_A_TIME = threading.RLock()
+"""Hydra composes with global state."""
 
-def run(overrides: Sequence[str] = ()) -> Result:
+
+def run(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> Result:
     """Run one point, e.g. `kvexp.run(["model=llama3_8b", "gpu=h100", "util=0.9"])`.
+
+    `config_dir` is a folder of your own YAML, as --config-dir on the command line.
 
     Nothing is written and nothing is tracked unless an override says `tracking=...`; then the
     point is kept as on the command line. A bad value gives a result with status `invalid`.
@@ -30,7 +37,7 @@ def run(overrides: Sequence[str] = ()) -> Result:
         RequestError: an option does not exist, or the overrides cannot be read.
         ProfilerUnavailable: this machine cannot run the profiler.
     """
-    points = compose_points(overrides)
+    points = compose_points(overrides, config_dir)
     if len(points) != 1:
         raise RequestError(f"{len(points)} points were asked for; use kvexp.sweep")
     if _wants_tracking(overrides):
@@ -40,7 +47,7 @@ def run(overrides: Sequence[str] = ()) -> Result:
         return point.execute(points[0], worker)
 
 
-def sweep(overrides: Sequence[str]) -> list[Result]:
+def sweep(overrides: Sequence[str], *, config_dir: str | Path | None = None) -> list[Result]:
     """Run every combination, e.g. `kvexp.sweep(["model=llama3_8b", "util=0.85,0.9"])`.
 
     A preset works too: `kvexp.sweep(["sweep=util"])`. One result a point, in order; see `run`.
@@ -49,21 +56,30 @@ def sweep(overrides: Sequence[str]) -> list[Result]:
         RequestError: an option does not exist, or the overrides cannot be read.
         ProfilerUnavailable: this machine can run none of the profilers asked for.
     """
-    points = compose_points(overrides)
+    points = compose_points(overrides, config_dir)
     if _wants_tracking(overrides):
-        return session.run_sweep(points, points[0].folder.parent, quiet=True)
+        folder = points[0].folder.parent if points else Path()
+        return session.run_sweep(points, folder, quiet=True)
     session.check_profilers(points)
     with Worker() as worker:
         return [point.execute(each, worker) for each in points]
 
 
-def compose_points(overrides: Sequence[str]) -> list[Point]:
+def compose_points(overrides: Sequence[str], config_dir: str | Path | None = None) -> list[Point]:
     """The points that these overrides describe, in the order in which a sweep runs them.
 
     Raises:
         RequestError: an option does not exist, or the overrides cannot be read.
     """
-    overrides = keep_version_text(overrides)
+    folders = [registry.config_dir()]
+    overrides = list(overrides)
+    if config_dir is not None:
+        own = Path(config_dir).resolve()
+        if not own.is_dir():
+            raise RequestError(f"config_dir must be a folder, got {str(config_dir)!r}")
+        folders.append(own)
+        overrides.append(f"hydra.searchpath=['file://{own}']")
+    overrides = _prepared(overrides, folders)
     with _hydra():
         try:
             return list(_points(overrides))
@@ -73,8 +89,9 @@ def compose_points(overrides: Sequence[str]) -> list[Point]:
             problem = explain(error)
             if problem.is_request:
                 raise RequestError(problem.message) from error
-            only = tuple(overrides)
-            return [Point(overrides=only, folder=Path("outputs"), problem=problem.message)]
+            folder = Path("outputs").resolve()
+            only = as_typed(overrides)
+            return [Point(overrides=only, folder=folder, problem=problem.message)]
 
 
 def _points(overrides: Sequence[str]) -> Iterator[Point]:
@@ -82,30 +99,35 @@ def _points(overrides: Sequence[str]) -> Iterator[Point]:
     fixed = [o.input_line for o in parsed if not o.is_sweep_override() and o.input_line]
     base = compose("config", fixed, return_hydra_config=True)
     presets = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
+    HydraConfig.instance().set_config(base)
     if not presets and len(fixed) == len(parsed):
-        yield _of_config(base, fixed, index=0)
+        yield _of_config(base, fixed, folder=Path(str(base.hydra.run.dir)).resolve())
         return
-    lists = OverridesParser.create().parse_overrides([*keep_version_text(presets), *overrides])
+    folder = Path(str(base.hydra.sweep.dir)).resolve()
+    prepared = _prepared(presets, [registry.config_dir()])
+    lists = OverridesParser.create().parse_overrides([*prepared, *overrides])
     (jobs,) = BasicSweeper.split_arguments(lists, None)
     for index, job in enumerate(jobs):
-        yield _point(list(job), index=index)
+        yield _point(list(job), folder=folder / str(index))
 
 
-def _point(overrides: list[str], *, index: int) -> Point:
+def _prepared(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    return keep_version_text(with_model_ids(overrides, folders))
+
+
+def _point(overrides: list[str], *, folder: Path) -> Point:
     try:
         cfg = compose("config", overrides, return_hydra_config=True)
     except CONFIG_ERRORS as error:
         problem = explain(error)
         if not is_users_mistake(error) or problem.is_request:
             raise
-        folder = Path("outputs") / "api" / str(index)
-        return Point(overrides=tuple(overrides), folder=folder, problem=problem.message)
-    return _of_config(cfg, overrides, index=index)
-
-
-def _of_config(cfg: DictConfig, overrides: list[str], *, index: int) -> Point:
+        return Point(overrides=as_typed(overrides), folder=folder, problem=problem.message)
     HydraConfig.instance().set_config(cfg)
-    folder = Path(str(cfg.hydra.run.dir)) / str(index)
+    return _of_config(cfg, overrides, folder=folder)
+
+
+def _of_config(cfg: DictConfig, overrides: list[str], *, folder: Path) -> Point:
     choices = dict(cfg.hydra.runtime.choices)
     with open_dict(cfg):
         del cfg["hydra"]
@@ -113,19 +135,21 @@ def _of_config(cfg: DictConfig, overrides: list[str], *, index: int) -> Point:
 
 
 def _wants_tracking(overrides: Sequence[str]) -> bool:
-    return any(o.startswith(("tracking=", "tracking.")) and o != "tracking=off" for o in overrides)
+    asked = [o.lstrip("+") for o in overrides]
+    return any(o.startswith(("tracking=", "tracking.")) and o != "tracking=off" for o in asked)
 
 
 @contextmanager
 def _hydra() -> Iterator[None]:
-    """Hydra with our folder, and the caller's own Hydra afterwards as it was before."""
-    mine, theirs = GlobalHydra.instance(), GlobalHydra.instance().hydra
-    config = HydraConfig.instance().cfg
-    mine.clear()
-    try:
-        registry.register()
-        with initialize_config_dir(str(registry.config_dir()), version_base="1.3"):
-            yield
-    finally:
-        mine.hydra = theirs
-        HydraConfig.instance().cfg = config
+    """Hydra with our folder, one caller at a time, and the caller's own Hydra back afterwards."""
+    with _ONE_AT_A_TIME:
+        theirs, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
+        GlobalHydra.instance().clear()
+        try:
+            registry.register()
+            with initialize_config_dir(str(registry.config_dir()), version_base="1.3"):
+                yield
+        finally:
+            # Hydra puts copies of its singletons in place: ask for them again
+            GlobalHydra.instance().hydra = theirs
+            HydraConfig.instance().cfg = config

@@ -5,6 +5,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -15,9 +16,10 @@ from omegaconf import DictConfig
 from kvexp import registry, session
 from kvexp.errors import ProfilerUnavailable, RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
+from kvexp.facts import config_folders, with_model_ids
 from kvexp.grammar import flags_first, keep_version_text
 from kvexp.point import Point, compose_point
-from kvexp.results import Result
+from kvexp.results import Result, Status
 
 OK, SOME_NOT_OK, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
@@ -28,6 +30,7 @@ class Command:
     def __init__(self) -> None:
         self.results: list[Result] = []
         self.failure: Exception | None = None
+        self.is_sweep = False
 
     def __call__(self, cfg: DictConfig) -> None:
         """Run one point; Hydra would comment on an exception, so it is kept for the caller."""
@@ -40,11 +43,14 @@ class Command:
                 folder=Path(hydra_cfg.runtime.output_dir),
             )
             self.results.append(session.run_single(point))
-        except (RequestError, ProfilerUnavailable, session.Interrupted) as error:
+        except (RequestError, ProfilerUnavailable, session.Interrupted, *CONFIG_ERRORS) as error:
             self.failure = error
+            with suppress(OSError):  # Hydra made the folder; nothing is kept in it
+                Path(hydra_cfg.runtime.output_dir).rmdir()
 
     def run_sweep(self, points: Sequence[Point], folder: Path) -> list[Result]:
         """Run all points of a sweep."""
+        self.is_sweep = True
         results = session.run_sweep(points, folder)
         self.results.extend(results)
         return results
@@ -63,11 +69,13 @@ def run(arguments: Sequence[str]) -> int:
     """
     wants_trace = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing and exiting
-    sys.argv[1:] = keep_version_text(flags_first(arguments))
     signal.signal(signal.SIGTERM, _interrupt)
     warnings.showwarning = _one_line_warning
     command = Command()
     try:
+        _check_text(arguments)
+        folders = [registry.config_dir(), *config_folders(arguments)]
+        sys.argv[1:] = keep_version_text(with_model_ids(flags_first(arguments), folders))
         registry.register()
         hydra.main(
             version_base="1.3", config_path=str(registry.config_dir()), config_name="config"
@@ -82,7 +90,23 @@ def run(arguments: Sequence[str]) -> int:
         return _say(explain(error).message, WRONG_REQUEST)
     except (session.Interrupted, KeyboardInterrupt):
         return _say("interrupted", INTERRUPTED)
-    return OK if all(result.ok for result in command.results) else SOME_NOT_OK
+    return _status(command)
+
+
+def _status(command: Command) -> int:
+    """A single point that turned out invalid was a wrong request."""
+    results = command.results
+    if not command.is_sweep and results and results[0].status is Status.invalid:
+        return _say(results[0].reason, WRONG_REQUEST)
+    return OK if all(result.ok for result in results) else SOME_NOT_OK
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise RequestError(f"an argument is not UTF-8: {argument!r}") from None
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
@@ -90,7 +114,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _say(message: str, status: int) -> int:
-    print(f"kvexp: {message}", file=sys.stderr)
+    print(f"kvexp: {' '.join(message.split())}", file=sys.stderr)
     return status
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from hydra.errors import (
-    ConfigCompositionException,
     HydraException,
     MissingConfigException,
     OverrideParseException,
@@ -20,13 +19,29 @@ from omegaconf.errors import (
     OmegaConfBaseException,
     ValidationError,
 )
+from yaml import YAMLError
 
 from kvexp.schema import Run
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, ValueError)
-"""What composition raises; a ValueError is a user's mistake only where Hydra raised it."""
+CONFIG_ERRORS = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    OSError,
+    ValueError,
+    AssertionError,
+    AttributeError,
+)
+"""What composition raises; the last three are mistakes only where Hydra or OmegaConf did."""
 
-_HYDRAS_OWN = ("Config group override must be", "Only one of --run", "The --resolve flag")
+_HYDRAS_OWN = (
+    "Config group override must be",
+    "Only one of --run",
+    "The --resolve flag",
+    "Exceeds the limit",  # of digits in an integer
+    "Invalid defaults list",
+)
+_GROUPS = ("model", "gpu", "engine", "profiler", "tracking", "experiment", "sweep")
 
 _KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 
@@ -41,19 +56,43 @@ class Problem:
 
 def is_users_mistake(error: BaseException) -> bool:
     """Whether composition refused what was typed, rather than failed in itself."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    kinds = HydraException | OmegaConfBaseException | YAMLError | OSError | UnicodeDecodeError
+    if isinstance(error, kinds):
         return True
-    return str(error).startswith(_HYDRAS_OWN)
+    return str(error).startswith(_HYDRAS_OWN) or _inside_null(error)
+
+
+def _inside_null(error: BaseException) -> bool:
+    """OmegaConf asserts, or misses an attribute, where a key of a null part is overridden."""
+    if not isinstance(error, AssertionError | AttributeError):
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and "omegaconf" in frame.tb_frame.f_code.co_filename
 
 
 def explain(error: BaseException) -> Problem:
     """Say in one line what is wrong with what was typed or written in YAML."""
     text = str(error)
+    if _inside_null(error):
+        return Problem(
+            message="a part of the model that is null cannot be set on the command line: write it"
+            " in a file model/NAME.yaml of your own and give its folder as --config-dir",
+            is_request=True,
+        )
+    if isinstance(error, YAMLError):
+        return Problem(message=f"YAML that cannot be read: {_one_line(text)}", is_request=True)
+    if isinstance(error, OSError) and not isinstance(error, HydraException):
+        where = f" {error.filename}" if error.filename else ""
+        return Problem(message=f"cannot use{where}: {error.strerror or text}", is_request=True)
+    if isinstance(error, UnicodeDecodeError):
+        return Problem(message=f"a YAML file is not UTF-8: {text}", is_request=True)
     if isinstance(error, MissingConfigException):
         return _missing(text)
     if isinstance(error, OverrideParseException):
         return Problem(message=_unreadable(error), is_request=True)
-    cause = error.__cause__ if isinstance(error, ConfigCompositionException) else error
+    cause = _cause(error)
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         return Problem(message=_unknown_key(cause), is_request=True)
     if isinstance(cause, MissingMandatoryValue):
@@ -65,14 +104,23 @@ def explain(error: BaseException) -> Problem:
     if "Config group override must be a string" in text:
         return Problem(message=f"a group takes one option name: {_one_line(text)}", is_request=True)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
-        return Problem(
-            message=f"{match[1]}={match[2]} holds several values: add -m to sweep over them,"
-            f" or write {match[1]}=[{match[2]}] for one list",
-            is_request=True,
-        )
+        listed = "" if match[1] in _GROUPS else f", or write {match[1]}=[{match[2]}] for one list"
+        several = f"{match[1]}={match[2]} holds several values"
+        return Problem(message=f"{several}: add -m to sweep over them{listed}", is_request=True)
     if match := re.search(r"Could not override '([^']+)'", text):
         return Problem(message=_unknown_path(match[1]), is_request=True)
-    return Problem(message=_one_line(text), is_request=True)
+    readable = _one_line(text) or f"a value cannot be read ({type(cause).__name__})"
+    return Problem(message=readable, is_request=True)
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The first error that OmegaConf raised, below Hydra's own wrappings."""
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, OmegaConfBaseException) and not isinstance(link, HydraException):
+            return link
+        link = link.__cause__
+    return error
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -94,7 +142,7 @@ def known_keys(node: type = Run, prefix: str = "") -> Iterator[str]:
 
 
 def _missing(text: str) -> Problem:
-    match = re.search(r"Could not find '([^'/]+)/([^']*)'", text)
+    match = re.search(r"Could not find '(.+)/([^'/]*)'", text)
     if match is None:
         return Problem(message=_one_line(text.split("Available options")[0]), is_request=True)
     group, option = match[1], match[2]
@@ -145,8 +193,8 @@ def _wrong_value(cause: ValidationError) -> str:
 def _unreadable(error: BaseException) -> str:
     override = getattr(error, "override", None)
     if not override:
-        return _one_line(str(error))
-    if "=" not in str(override):
+        return "cannot read an empty override: write key=value, for example util=0.9"
+    if "=" not in str(override) or str(override).startswith("~"):
         return f"cannot read {override!r}: write key=value, for example util=0.9"
     key, _, value = str(override).partition("=")
     quoted = f'{key}="{value}"'

@@ -1,10 +1,36 @@
 """What kvexp adds to Hydra's grammar: versions stay text, and -m may stand anywhere."""
 
+import difflib
 import re
 from collections.abc import Iterable
 
+from kvexp.errors import RequestError
+
 _VERSION = re.compile(r"(engine\.version)=([\w.,+-]+)")
-_MULTIRUN = ("-m", "--multirun")
+_SWITCHES = (
+    *("-m", "--multirun", "-r", "--run", "-h", "--help", "--hydra-help", "--version"),
+    *("--resolve", "-sc", "--shell-completion"),
+)
+_CFG = ("job", "hydra", "all")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+_KEYS = (
+    *("model", "gpu", "engine", "profiler", "tracking", "experiment", "sweep", "util", "tp", "pp"),
+    *("dtype", "kv_dtype", "quantization", "block_size", "max_model_len", "max_num_seqs"),
+)
+_WITH_VALUE: dict[str, tuple[str, ...]] = {
+    "-c": _CFG,
+    "--cfg": _CFG,
+    "-i": _INFO,
+    "--info": _INFO,
+    "-p": (),
+    "--package": (),
+    "-cd": (),
+    "--config-dir": (),
+    "-cn": (),
+    "--config-name": (),
+    "-cp": (),
+    "--config-path": (),
+}
 
 
 def keep_version_text(overrides: Iterable[str]) -> list[str]:
@@ -26,7 +52,38 @@ def shown(override: str) -> str:
 
 
 def flags_first(arguments: Iterable[str]) -> list[str]:
-    """Move -m to the front: Hydra 1.3 refuses overrides on both sides of it."""
-    arguments = list(arguments)
-    flags = [a for a in arguments if a in _MULTIRUN]
-    return flags[:1] + [a for a in arguments if a not in _MULTIRUN]
+    """Move every flag and its value to the front: Hydra 1.3 refuses overrides on both sides.
+
+    Raises:
+        RequestError: a flag is not known, or its value is missing or not allowed.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            overrides.append(argument)
+            continue
+        flag, given, value = argument.partition("=")
+        if flag in _SWITCHES and not given:
+            if argument not in flags:
+                flags.append(argument)
+            continue
+        if flag not in _WITH_VALUE:
+            if re.fullmatch(r"--\w+", flag) and flag.lstrip("-") in _KEYS:
+                key = flag.lstrip("-")
+                raise RequestError(f"unknown flag {flag}; write {key}={value or next(rest, '...')}")
+            known = (*_SWITCHES, *_WITH_VALUE)
+            raise RequestError(f"unknown flag {flag}{_nearest(flag, known)}")
+        value = value if given else next(rest, "")
+        allowed = _WITH_VALUE[flag]
+        if not value or (allowed and value not in allowed):
+            what = f"one of {', '.join(allowed)}" if allowed else "a value"
+            raise RequestError(f"{flag} takes {what}, got {value!r}")
+        flags += [flag, value]
+    return [*flags, *overrides]
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else "; see python -m kvexp --help"

@@ -29,6 +29,7 @@ class Worker:
         self._key: str | None = None
         self._child: SpawnProcess | None = None
         self._pipe: Connection | None = None
+        self._busy = False
 
     def __enter__(self) -> "Worker":
         return self
@@ -56,20 +57,25 @@ class Worker:
         pipe, self._pipe = self._pipe, None
         self._key = None
         if pipe is not None:
-            pipe.close()  # a child that waits for work ends by itself
+            pipe.close()
         if child is not None:
+            if not self._busy:
+                child.join(GRACE_S)  # a child that waits for work ends by itself
             _end(child)
+        self._busy = False
 
     def _run(self, run: Run, engine_name: str) -> Result:
         child, pipe = self._started()
         stage = Stage.start
         limit_s = run.profiler.timeout_s
         deadline = monotonic() + limit_s if limit_s is not None else None
+        self._busy = True
         try:
             pipe.send((run, engine_name))
             while pipe.poll(None if deadline is None else max(0.0, deadline - monotonic())):
                 message = pipe.recv()
                 if isinstance(message, Result):
+                    self._busy = False
                     return message
                 stage = message
         except (EOFError, BrokenPipeError, ConnectionResetError):

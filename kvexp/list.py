@@ -32,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{unknown[0]} is no section; choose from {', '.join(SECTIONS)}")
     if options.config_dir is not None and not options.config_dir.is_dir():
         parser.error(f"--config-dir {options.config_dir} is no folder")
-    folders = [registry.config_dir()] + ([options.config_dir] if options.config_dir else [])
-    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False, markup=False)
+    own = [options.config_dir] if options.config_dir else []
+    folders = [*registry.config_dirs(), *own]
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
     makers: dict[str, Callable[[Sequence[Path]], Table]] = {
         "models": _models,
         "gpus": _gpus,
@@ -115,14 +116,14 @@ def _read(schema: type, path: Path) -> Any:
         return OmegaConf.to_object(
             OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path))
         )
-    except (OmegaConfBaseException, InvalidValue, YAMLError) as error:
-        raise RequestError(f"{path}: {str(error).splitlines()[0]}") from None
+    except (OmegaConfBaseException, InvalidValue, YAMLError, OSError, ValueError) as error:
+        raise RequestError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
     return table
 
 

@@ -65,7 +65,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
     """The pipeline itself, one line a step."""
     engine, bench = run.engine, progress.bench
     progress.enter(Stage.resolve)
-    deployment = progress.decided(engine.resolve(run, engine_name))
+    deployment = progress.decided(_noted(engine.resolve(run, engine_name)))
     with bench.measuring(run, deployment):
         progress.enter(Stage.start)
         deployment = progress.decided(on_device(deployment, bench.start()))
@@ -173,6 +173,17 @@ def _holds(plan: CachePlan, progress: _Progress) -> bool:
             raise
         return False
     return True
+
+
+def _noted(deployment: Deployment) -> Deployment:
+    """The deployment with what is to be said of its card."""
+    if not deployment.gpu.total_error_bytes:
+        return deployment
+    note = (
+        f"total memory of {deployment.gpu.name} is known to +-0.005 GiB only"
+        f" ({deployment.gpu.source})"
+    )
+    return replace(deployment, notes=(*deployment.notes, note))
 
 
 def on_device(deployment: Deployment, device: DeviceFacts | None) -> Deployment:
@@ -299,7 +310,7 @@ def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part,
         name="kv_cache",
         size_bytes=cache_bytes,
         provenance=Provenance.derived,
-        reason=f"{num_blocks:,} blocks of {block_bytes:,} bytes",
+        reason=f"{num_blocks:,} blocks of {block_bytes:,} bytes" if num_blocks else "no blocks",
     )
     rest = quota.available_bytes - cache_bytes
     return (
@@ -308,7 +319,7 @@ def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part,
             name="unused" if rest >= 0 else "shortfall",
             size_bytes=rest,
             provenance=Provenance.derived,
-            reason="less than one block, or held back by another rank"
+            reason=("less than one block" if rest < block_bytes else "held back by another rank")
             if num_blocks
             else ("no blocks are allocated" if rest >= 0 else "the parts above exceed the request"),
         ),
@@ -323,12 +334,15 @@ def _bounds(
     if error == 0 or deployment.total_bytes != deployment.gpu.total_bytes:
         return None, None
     low, high = (
-        _num_blocks(
-            engine, replace(deployment, total_bytes=deployment.total_bytes + delta), profiles
-        )
-        for delta in (-error, error)
+        _num_blocks(engine, _shifted(deployment, delta), profiles) for delta in (-error, error)
     )
     return low, high
+
+
+def _shifted(deployment: Deployment, delta: int) -> Deployment:
+    """The same card with another total; what is free follows unless it was given."""
+    free = deployment.free_bytes + (delta if deployment.gpu.free_bytes is None else 0)
+    return replace(deployment, total_bytes=deployment.total_bytes + delta, free_bytes=free)
 
 
 def _num_blocks(engine: Engine, deployment: Deployment, profiles: Sequence[Profile]) -> int:

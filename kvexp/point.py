@@ -1,7 +1,7 @@
 """One point of a request: composed, resolved and named, or known to be invalid."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,12 +9,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvexp import pipeline
+from kvexp.at_hand import with_card
 from kvexp.errors import InvalidValue, RequestError
-from kvexp.explain import explain
+from kvexp.explain import explain, nearest
+from kvexp.facts import with_facts
 from kvexp.grammar import shown
 from kvexp.isolate import Worker
+from kvexp.registry import config_dirs
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run, requested_values
+
+GROUPS = ("model", "gpu", "engine", "profiler", "tracking")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +59,12 @@ class Point:
         return requested_values(dict(self.config), self.engine, self.profiler)
 
 
+def as_typed(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that make a point what it is, without those of Hydra and tracking."""
+    kept = (o for o in overrides if not o.lstrip("+~").startswith(("hydra", "tracking")))
+    return tuple(shown(o) for o in kept)
+
+
 def compose_point(
     cfg: DictConfig, *, overrides: Sequence[str], choices: Mapping[str, str], folder: Path
 ) -> Point:
@@ -64,16 +75,25 @@ def compose_point(
     Raises:
         RequestError: the configuration itself is wrong (an interpolation without a target).
     """
-    typed = tuple(shown(o) for o in overrides if not o.startswith(("hydra.", "hydra/", "tracking")))
-    groups = {group: option for group, option in choices.items() if "/" not in group}
+    typed = as_typed(overrides)
+    groups = {group: str(option) for group, option in choices.items() if "/" not in group}
+    _check_groups(overrides)
+    _check_keys(cfg)
+    cfg = with_card(cfg, groups.get("gpu", ""), config_dirs())
+    run, problem = None, ""
+    try:
+        cfg = with_facts(cfg, overrides, groups.get("model", ""))
+    except InvalidValue as error:
+        problem = str(error)
     try:
         config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     except OmegaConfBaseException as error:
         raise RequestError(explain(error).message) from None
-    run, problem = None, ""
     try:
-        run = Run.of(cfg)
-        run.profiler.open(run.engine.resolve(run, groups["engine"]), run.engine)
+        if not problem:
+            run = Run.of(cfg)
+            _check_timeout(run.profiler.timeout_s)
+            run.profiler.open(run.engine.resolve(run, groups["engine"]), run.engine)
     except InvalidValue as error:
         problem = str(error)
     except OmegaConfBaseException as error:
@@ -86,6 +106,35 @@ def compose_point(
         run=None if problem else run,
         problem=problem,
     )
+
+
+def _check_timeout(timeout_s: float | None) -> None:
+    if timeout_s is not None and not timeout_s > 0:
+        raise InvalidValue(f"profiler.timeout_s must be more than 0 seconds, got {timeout_s:g}")
+
+
+def _check_groups(overrides: Sequence[str]) -> None:
+    """Every group has one option; Hydra would merge a list of them into one."""
+    for override in overrides:
+        group, _, option = override.partition("=")
+        if group in GROUPS and option.startswith("["):
+            raise RequestError(f"{group} takes one option, got {option}; add -m to sweep over them")
+
+
+def _check_keys(node: DictConfig, prefix: str = "") -> None:
+    """No key outside the schema, such as one appended with a plus sign."""
+    kind = OmegaConf.get_type(node)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return
+    known = {item.name for item in fields(kind)}
+    for key in map(str, node):
+        name = f"{prefix}{key}"
+        if key not in known:
+            raise RequestError(f"unknown option {name}{nearest(key, known, prefix)}")
+        if not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, key):
+            value = node[key]
+            if isinstance(value, DictConfig):
+                _check_keys(value, f"{name}.")
 
 
 def execute(point: Point, worker: Worker) -> Result:

@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -11,11 +13,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
+from kvexp import at_hand
 from kvexp.engine import Engine
 from kvexp.errors import RequestError
+from kvexp.facts import OPTION
 from kvexp.profiler import Profiler
 from kvexp.schema import Run
-from kvexp.tracking import Tracking
 
 GROUPS: dict[str, type] = {"profiler": Profiler, "engine": Engine}
 """Config groups whose options are plugin classes, with the base each must have."""
@@ -79,11 +82,28 @@ def register() -> None:
     """
     store = ConfigStore.instance()
     store.store(name="run_schema", node=Run)
-    store.store(group="tracking", name="tracking_schema", node=Tracking)
+    store.store(group="model", name=OPTION, node={"path": None})
+    store.store(group="gpu", name=at_hand.OPTION, node={})
     for group in GROUPS:
         for plugin in plugins(group):
             store.store(group=group, name=plugin.name, node=plugin.cls, provider=plugin.provider)
     Plugins.instance().register(PluginConf)
+
+
+def config_dirs() -> list[Path]:
+    """Our folder of YAML and those that plugins ship."""
+    return [config_dir(), *plugin_config_dirs()]
+
+
+def plugin_config_dirs() -> list[Path]:
+    """The folders of YAML that plugins ship."""
+    folders: list[Path] = []
+    for point in entry_points(group="kvexp.conf"):
+        with suppress(ImportError, ValueError):
+            spec = find_spec(point.value)
+            locations = (spec.submodule_search_locations or ()) if spec is not None else ()
+            folders += [Path(path) for path in locations]
+    return folders
 
 
 def config_dir() -> Path:
@@ -98,7 +118,7 @@ def _load(group: str, point: EntryPoint, provider: str) -> type | None:
         cls = point.load()
         if not (isinstance(cls, type) and issubclass(cls, GROUPS[group])):
             raise TypeError(f"{point.value} is no subclass of {GROUPS[group].__name__}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
         warnings.warn(
             PluginSkipped(f"skipped {group}={point.name} from {provider}: {reason}"), stacklevel=3

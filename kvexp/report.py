@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kvexp import compare
 from kvexp.results import Budget, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
@@ -67,6 +68,8 @@ _COLORS = {
     "weights": "#4c72b0",
     "activation": "#dd8452",
     "cudagraph": "#8c6bb1",
+    "used_before_load": "#9d9d9d",
+    "recurrent_states": "#937860",
     "kv_cache": "#55a868",
     "unused": "#e5e5e5",
 }
@@ -76,6 +79,8 @@ _LABELS = {
     "weights": "weights",
     "activation": "activation",
     "cudagraph": "CUDA graphs",
+    "used_before_load": "used before load",
+    "recurrent_states": "recurrent states",
     "kv_cache": "KV cache",
     "unused": "unused",
     "shortfall": "missing",
@@ -123,12 +128,20 @@ def print_table(rows: _Rows, file: TextIO | None = None) -> None:
             _line(console, f"{name}: {result.status} at {result.stage}: {result.reason}")
     for line in _note_lines(rows):
         _line(console, line)
+    if compare.compares_engines(rows):
+        _line(console, "")
+        for line in compare.comparison_lines(rows):
+            _line(console, line)
 
 
 def _note_lines(rows: _Rows) -> Iterator[str]:
     """What is said of some points and not of others: why they differ."""
     told: dict[str, list[str]] = {}
+    lengths = {result.effective.get("max_model_len") for _, result in rows} - {None}
     for name, result in rows:
+        length = result.effective.get("max_model_len")
+        if length is not None and len(lengths) > 1:
+            told.setdefault(f"concurrency of requests of {length:,} tokens", []).append(name)
         layout = f"layout: {result.layout}" if result.layout is not None else None
         for note in (*((layout,) if layout else ()), *result.notes):
             told.setdefault(note, []).append(name)
@@ -147,7 +160,10 @@ def print_point(result: Result, file: TextIO | None = None) -> None:
 
 def point_lines(result: Result) -> Iterator[str]:
     """The lines of `print_point`."""
-    yield str(result.status) if result.ok else f"{result.status} at {result.stage}: {result.reason}"
+    if about := _about(result):
+        yield f"{about}: {result.status}"
+    if not result.ok:
+        yield f"{result.status} at {result.stage}: {result.reason}"
     if result.num_blocks is not None:
         yield from _figure_lines(result)
     if result.budget is not None:
@@ -156,7 +172,12 @@ def point_lines(result: Result) -> Iterator[str]:
     if result.refusal is not None:
         yield ""
         yield from _refusal_lines(result)
-    for title, lines in (("notes", result.notes), ("the engine prints", result.log_lines)):
+    flags = result.effective.get("flags")
+    for title, lines in (
+        ("notes", result.notes),
+        ("to paste", (flags,) if flags and result.ok else ()),
+        ("the engine prints", result.log_lines),
+    ):
         if lines:
             yield ""
             yield f"{title}:"
@@ -274,6 +295,20 @@ def _figure_lines(result: Result) -> Iterator[str]:
         yield f"ranks            {len(result.ranks)}, {span} blocks by their own memory"
 
 
+def _about(result: Result) -> str:
+    """What the point is: model, card, engine and what was decided; empty where that is unknown."""
+    decided = result.effective
+    if not {"model", "gpu", "engine", "tp", "util"} <= decided.keys():
+        return ""
+    ranks = "".join(f", {key}={decided[key]}" for key in ("tp", "pp") if decided[key] > 1)
+    quantised = f", {decided['quantization']} weights" if decided["quantization"] else ""
+    return (
+        f"{decided['model']} on {decided['gpu']}, {decided['engine']} {decided['engine_version']}"
+        f"{ranks}, {decided['dtype']}{quantised}, {decided['kv_dtype']} KV cache,"
+        f" util {decided['util']:g}"
+    )
+
+
 def _verified(result: Result) -> str:
     if result.verified:
         return "yes: the cache was allocated and the largest forward ran on top of it"
@@ -285,6 +320,9 @@ def _verified(result: Result) -> str:
 def _base(budget: Budget) -> str:
     if budget.base == "total":
         return "a share of the card's total memory"
+    if budget.base.startswith(("free", "left")):
+        share = budget.requested_bytes / budget.total_bytes
+        return f"a share of what is {budget.base}: {share:.4f} of the card"
     return f"by {budget.base}"
 
 

@@ -36,6 +36,8 @@ def requested_values(config: dict[str, Any], engine: str, profiler: str) -> dict
     """The values as asked for (null: the engine's default), by the names of `effective`."""
     gpu = config["gpu"]
     return {
+        "model": config["model"]["name"],
+        "gpu": gpu["name"],
         "engine": engine,
         "engine_version": config["engine"]["version"],
         "profiler": profiler,

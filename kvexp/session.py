@@ -13,6 +13,7 @@ import yaml
 from kvexp import point as point_
 from kvexp import record, report, tracking
 from kvexp.errors import ProfilerUnavailable, RequestError
+from kvexp.interrupt import Interrupt
 from kvexp.isolate import Worker
 from kvexp.point import Point
 from kvexp.results import Result, Stage, Status
@@ -43,12 +44,13 @@ def run_single(point: Point, *, quiet: bool = False) -> Result:
     if point.run is None:
         raise RequestError(point.problem)
     check_profilers([point])
-    store = _open_store([point])
-    with Worker() as worker:
-        kept = _run_point(point, store, worker, parent=None, tags={})
-    if not quiet:
-        report.print_point(kept.result)
-        _say_where(kept.folder, store)
+    with Interrupt() as interrupt:
+        store = _open_store([point])
+        with Worker() as worker:
+            kept = _run_point(point, _Session(store, worker, interrupt), parent=None, tags={})
+        if not quiet:
+            report.print_point(kept.result)
+            _say_where(kept.folder, store)
     _raise_if_killed([kept])
     return kept.result
 
@@ -58,32 +60,39 @@ def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> 
 
     Raises:
         ProfilerUnavailable: this machine can run none of the profilers asked for.
-        RequestError: the output folder or the tracking store cannot be used.
+        RequestError: there is no point, or the folder or the store cannot be used.
         Interrupted: Ctrl-C or SIGTERM; the running point is kept as killed, the rest is not run.
     """
+    if not points:
+        raise RequestError("the sweep is empty: a range or glob in it gives no value")
     unavailable = check_profilers(points)
-    store = _open_store(points)
-    name = _sweep_name(points)
-    parent = store.start_sweep(name, _sweep_tags(points, folder))
-    kept: list[Kept] = []
-    with Worker() as worker:
-        for index, point in enumerate(points):
-            reason = unavailable.get(index)
-            tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
-            kept.append(_run_point(point, store, worker, parent=parent, tags=tags, skip=reason))
-            ended = kept[-1].result
-            if not quiet and not ended.ok:
-                print(f"{point.name}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
-            if ended.status is Status.killed and ended.reason == _INTERRUPTED:
-                break
     common = _common(points)
-    rows = [(_short_name(each.point, common), each.result) for each in kept]
-    store.finish_sweep(parent, rows, _sweep_files(rows, folder), folder)
-    if not quiet:
-        if common:
-            print(", ".join(common))
-        report.print_table(rows)
-        _say_where(folder, store)
+    with Interrupt() as interrupt:
+        store = _open_store(points)
+        name = _sweep_name(points)
+        parent = store.start_sweep(name, _sweep_tags(points, folder))
+        kept: list[Kept] = []
+        with Worker() as worker:
+            session = _Session(store, worker, interrupt)
+            for index, point in enumerate(points):
+                tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
+                reason = unavailable.get(index)
+                kept.append(_run_point(point, session, parent=parent, tags=tags, skip=reason))
+                ended = kept[-1].result
+                if not quiet and not ended.ok:
+                    shown = _short_name(point, common)
+                    print(f"{shown}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
+                if ended.reason == _INTERRUPTED:
+                    break
+        rows = [(_short_name(each.point, common), each.result) for each in kept]
+        if not quiet:
+            if common:
+                print(", ".join(common))
+            report.print_table(rows)
+        store.finish_sweep(parent, rows, _sweep_files(rows, folder), folder)
+        record.release(folder)
+        if not quiet:
+            _say_where(folder, store)
     _raise_if_killed(kept)
     return [each.result for each in kept]
 
@@ -111,10 +120,18 @@ def check_profilers(points: Sequence[Point]) -> dict[int, str]:
 _INTERRUPTED = "interrupted"
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What all points of a session share."""
+
+    store: Store
+    worker: Worker
+    interrupt: Interrupt
+
+
 def _run_point(
     point: Point,
-    store: Store,
-    worker: Worker,
+    session: _Session,
     *,
     parent: str | None,
     tags: Mapping[str, object],
@@ -124,17 +141,18 @@ def _run_point(
     folder = record.new_folder(point.folder)
     started_at = datetime.now(UTC)
     identity = _identity(point)
-    run_id = store.start_point(
+    run_id = session.store.start_point(
         point.name,
         {**point.choices, **tracking.flatten(point.config)},
         {"identity": identity, "profiler": point.profiler, **tags},
         parent,
     )
     try:
-        if skip is None:
-            result = point_.execute(point, worker)
-        else:
-            result = Result(status=Status.skipped, stage=Stage.start, reason=skip)
+        with session.interrupt.allowed():
+            if skip is None:
+                result = point_.execute(point, session.worker)
+            else:
+                result = Result(status=Status.skipped, stage=Stage.start, reason=skip)
     except KeyboardInterrupt:
         result = Result(
             status=Status.killed,
@@ -152,7 +170,7 @@ def _run_point(
     )
     data = record.to_dict(result, origin)
     record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
-    store.finish_point(run_id, data, folder, parent is None)
+    session.store.finish_point(run_id, data, folder, parent is None)
     return Kept(point=point, result=result, folder=folder)
 
 
@@ -162,16 +180,22 @@ def _git_state(folder: Path) -> dict[str, Any]:
 
 
 def _identity(point: Point) -> str:
-    config: dict[str, Any] = {**point.config, "options": dict(point.choices)}
+    config: dict[str, Any] = {**point.config, "plugins": [point.engine, point.profiler]}
     if point.run is None:
         config["overrides"] = list(point.overrides)
     return record.identity(config, record.versions())
 
 
 def _open_store(points: Sequence[Point]) -> Store:
-    """The store of the first point that composed; one sweep has one store."""
-    settings = next((p.run.tracking for p in points if p.run is not None), Tracking(kind="off"))
-    return tracking.open_store(settings, Path.cwd())
+    """The store that all points ask for.
+
+    Raises:
+        RequestError: they ask for different ones, or it cannot be used.
+    """
+    asked = [Tracking(**point.config["tracking"]) for point in points if point.config]
+    if any(settings != asked[0] for settings in asked):
+        raise RequestError("a sweep has one store: tracking cannot be swept over")
+    return tracking.open_store(asked[0] if asked else Tracking(kind="off"), Path.cwd())
 
 
 def _common(points: Sequence[Point]) -> list[str]:
@@ -217,4 +241,4 @@ def _say_where(folder: Path, store: Store) -> None:
 
 def _raise_if_killed(kept: Sequence[Kept]) -> None:
     if any(each.result.reason == _INTERRUPTED for each in kept):
-        raise Interrupted
+        raise Interrupted("interrupted")

@@ -176,6 +176,12 @@ class EngineConformance(PluginConformance):
         assert (deployment.util, deployment.max_num_seqs) == (0.5, 8)
         assert deployment.max_model_len == 1024
 
+    def test_flags_are_one_line(self, engine: Engine, deployment: Deployment) -> None:
+        """What is pasted is one line and stands in the deployment, where there is any."""
+        flags = engine.flags(deployment)
+        assert "\n" not in flags
+        assert deployment.flags == flags
+
     def test_ranks_hold_every_layer(self, engine: Engine, deployment: Deployment) -> None:
         """Ranks are numbered in order and together hold the model."""
         shapes = engine.ranks(deployment)

@@ -423,7 +423,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}" if name else str(key))
-    else:
+    elif name:
         yield name, value
 
 

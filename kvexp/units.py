@@ -19,7 +19,8 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)\s*")
+_LARGEST = 1 << 62
 
 
 def parse_bytes(value: object, *, key: str) -> int:
@@ -29,16 +30,20 @@ def parse_bytes(value: object, *, key: str) -> int:
     unit is bytes. `key` is named in the error.
 
     Raises:
-        ValueError: the value is not a size, or is negative.
+        ValueError: the value is not a size, is negative, or larger than any memory.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{key} must be a size such as 80GiB or a number of bytes, got {value!r}")
+    if isinstance(value, int):
+        value = min(value, _LARGEST + 1)
     match = _SIZE.fullmatch(str(value))
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{key} must be a size such as 80GiB or a number of bytes, got {value!r}")
     size = Fraction(match[1]) * _UNITS[match[2].upper()]
     if size < 0:
         raise ValueError(f"{key} must not be negative, got {value!r}")
+    if size > _LARGEST:
+        raise ValueError(f"{key} must be at most {_LARGEST} bytes, got {str(value)[:40]!r}")
     if size.denominator != 1 and match[2].upper() in ("", "B"):
         raise ValueError(f"{key} must be whole bytes, got {value!r}")
     return int(size)

@@ -392,6 +392,7 @@ class Workload:
                 attn_implementation=ATTENTION,
             )
         self._model = model.eval().requires_grad_(False)
+        gc.collect()  # once, after the construction's cycles; later stages leave none
         self.release_cached()
         storages = {
             tensor.untyped_storage().data_ptr(): int(tensor.untyped_storage().nbytes())
@@ -455,7 +456,6 @@ class Workload:
 
     def release_cached(self) -> None:
         """Give back to the driver what the allocator holds but no tensor uses."""
-        gc.collect()
         if self._on_gpu:
             import torch  # noqa: PLC0415
 
@@ -474,6 +474,7 @@ class Workload:
         self._model = None
         self._cache = []
         if held:
+            gc.collect()
             with suppress(RuntimeError):
                 self.release_cached()
         if self._lock is not None:

@@ -29,7 +29,7 @@ def test_every_preset_composes(option):
 
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_every_model_gets_blocks_on_some_number_of_cards(model):
-    (point,) = api.compose_points([f"model={model}", "gpu=h200", "tp=1", "max_model_len=2048"])
+    (point,) = api.compose_points([f"model={model}", "gpu=h200", "tp=1", "max_model_len=256"])
 
     assert point.run is not None, point.problem
     assert point.run.model.name == model

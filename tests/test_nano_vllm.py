@@ -25,6 +25,7 @@ def test_everything_in_use_is_charged_and_labelled_unverified():
         "non_torch",
         "weights",
         "activation",
+        "cudagraph",
         "kv_cache",
         "unused",
     ]

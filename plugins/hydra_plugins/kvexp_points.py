@@ -15,11 +15,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
-from kvexp import record
+from kvexp import record, registry
 from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
+from kvexp.facts import with_model_ids
 from kvexp.grammar import keep_version_text
 from kvexp.point import Point, compose_point
 
@@ -87,6 +88,10 @@ class PointSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         """See Hydra's `Sweeper.sweep`; a folder that holds a sweep is never used again."""
         assert self.config is not None
+        for argument in arguments:
+            group = argument.partition("=")[0]
+            if group in ("sweep", "experiment") and "," in argument:
+                raise RequestError(f"{group} takes one preset, got {argument}")
         folder = record.new_folder(Path(str(self.config.hydra.sweep.dir)), holds="multirun.yaml")
         with read_write(self.config):
             self.config.hydra.sweep.dir = str(folder)
@@ -96,7 +101,15 @@ class PointSweeper(BasicSweeper):
         """The launcher says which points are invalid."""
 
     def _parse_config(self) -> list[str]:
-        return keep_version_text(super()._parse_config())
+        """The presets' lists; a YAML list and null mean what they would mean on the line."""
+        lists = [f"{key}={_line(value)}" for key, value in self.params.items()]
+        return keep_version_text(with_model_ids(lists, [registry.config_dir()]))
+
+
+def _line(value: object) -> str:
+    if isinstance(value, ListConfig):
+        return ",".join(_line(item) for item in value)
+    return "null" if value is None else str(value)
 
 
 @dataclass

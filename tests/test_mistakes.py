@@ -1,0 +1,253 @@
+"""Odd requests that were once accepted, lost or answered with a traceback."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import kvexp
+from kvexp.results import Status
+
+
+def one_line(err):
+    return err.startswith("kvexp: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["+utl=0.9"], "unknown option utl; did you mean util?"),
+        (["++gpu.totl=1"], "unknown option gpu.totl"),
+        (["-m", "util=0.85,0.9", "+foo=1,2"], "unknown option foo"),
+        (["model=[llama3_8b,phi4]"], "model takes one option"),
+        (["gpu=[h100,h200]"], "gpu takes one option"),
+        (["model=llama3_8b,phi4"], "add -m to sweep over them\n"),
+        (["~gpu"], "missing mandatory value: gpu"),
+        (["gpu=null"], "a group takes one option name"),
+        (["-m", "sweep=util,block_size"], "sweep takes one preset"),
+        (["-m", "util=range(1,0)"], "the sweep is empty"),
+        (["-m", "tracking.experiment=a,b", "tracking=mlflow"], "tracking cannot be swept over"),
+        (["profiler.timeout_s=0"], "profiler.timeout_s must be more than 0 seconds"),
+        (["engine=nano_vllm", "engine.version=foo"], "engine.version must be bb823b3"),
+        (["gpu.context_bytes=200GiB"], "gpu.context_bytes must not exceed gpu.total_bytes"),
+        (["gpu.free_bytes=60GiB", "gpu.used_by_others_bytes=40GiB"], "together"),
+        (["gpu.total_printed_gib=nan"], "gpu.total_printed_gib must be a size in GiB"),
+        (["gpu.total_bytes=1e400"], "gpu.total_bytes must be"),
+        (["gpu.free_bytes=1e99999999GiB"], "gpu.free_bytes must be a size"),
+        (["gpu.total_bytes=" + "9" * 400], "must be at most"),
+        (["util=" + "9" * 5000], "Exceeds the limit"),
+        (["block_size=" + "9" * 400], "block_size must be at most"),
+        (["model.num_hidden_layers=1000000000"], "must be at most 10000"),
+        (["model=llama2_13b", "tp=5"], "tp must be one of 1, 2, 4, 8"),
+        (["model=qwen25_7b", "tp=28"], "tp must be one of"),
+        (["model.num_key_value_heads=5"], "must be a multiple of num_key_value_heads"),
+        (["dtype=fp32", "quantization=fp8"], "quantization=fp8 needs dtype bf16 or fp16"),
+        (["gpu=v100_16gb", "dtype=bf16"], "dtype=bf16 needs compute capability 8.0"),
+        (["util=${foo}"], "foo"),
+        (["model=a\nb"], "model=a"),
+        ([""], "cannot read an empty override"),
+        (["--foo"], "unknown flag --foo"),
+        (["--model", "llama3_8b"], "write model=llama3_8b"),
+        (["model.moe.num_experts=3"], "cannot be set on the command line"),
+        (["++model.rope_scaling.factor=2"], "must name its rope_type"),
+        (["model.rope_scaling={rope_type:linear,factor:-2}"], "must be a positive number, got -2"),
+        (["model.rope_scaling={rope_type:linear,factor:abc}"], "must be a positive number"),
+        (["--cfg", "foo"], "--cfg takes one of job, hydra, all"),
+        (["--config-dir="], "--config-dir takes a value"),
+        (["hydra.run.dir=/dev/null/x"], "cannot use"),
+        (["hydra.run.dir=" + "x" * 300], "cannot use"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_it_is_refused_in_one_line(command_line, arguments, message):
+    track = [] if any("tracking" in a for a in arguments) else ["tracking=off"]
+    status, out, err = command_line(*arguments, *track)
+
+    assert status == 2, (out, err)
+    assert one_line(err), err
+    assert message in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "a: b: c",
+        "42",
+        "hidden_size: 1\nhidden_size: 2",
+        "? [1]\n: 2",
+        "defaults: 3",
+        "name: x\nvocab_size: ${oops",
+        "num_layerz: 3",
+        "num_hidden_layers: many",
+        "# @package _global_\nutil: 0.9",
+    ],
+)
+def test_yaml_that_is_wrong_is_refused_in_one_line(command_line, tmp_path, text):
+    folder = tmp_path / "mine" / "model"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(text)
+    status, out, err = command_line(
+        "model=mine", "--config-dir", str(tmp_path / "mine"), "tracking=off"
+    )
+
+    assert status == 2, (out, err)
+    assert one_line(err), err
+    assert len(err) > len("kvexp: \n") + 5
+
+
+def test_yaml_that_is_not_utf_8(command_line, tmp_path):
+    folder = tmp_path / "mine" / "gpu"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_bytes(b"name: \xff\xfe")
+    status, _, err = command_line(
+        "gpu=mine", "--config-dir", str(tmp_path / "mine"), "tracking=off"
+    )
+
+    assert status == 2
+    assert one_line(err), err
+
+
+def test_flags_stand_anywhere(command_line, tmp_path):
+    (tmp_path / "mine").mkdir()
+    status, _, err = command_line(
+        "util=0.9", f"--config-dir={tmp_path / 'mine'}", "tracking=off", "--cfg", "job"
+    )
+    assert status in (0, None), err
+
+
+def test_lists_and_null_in_a_preset_mean_what_they_mean_on_the_line(command_line, tmp_path):
+    folder = tmp_path / "mine" / "sweep"
+    folder.mkdir(parents=True)
+    (folder / "ours.yaml").write_text(
+        "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n"
+        "      util: [0.8, 0.9]\n      quantization: null\n"
+    )
+    status, out, err = command_line(
+        "sweep=ours", "--config-dir", str(tmp_path / "mine"), "tracking=off"
+    )
+    assert status == 0, err
+    assert "2 of 2 points ok" in out
+    assert list(tmp_path.rglob(".claim")) == []
+
+
+def test_the_same_point_has_one_identity_however_it_is_asked_for(command_line, tmp_path):
+    command_line("util=0.9", "tracking=off", "hydra.run.dir=a")
+    command_line("sweep=util", "util=0.9", "tracking=off", "hydra.sweep.dir=b")
+    command_line("util=0.9", "hydra.run.dir=c")
+    found = {
+        json.loads((tmp_path / name / "result.json").read_text())["identity"]
+        for name in ("a", "b/0", "c")
+    }
+    assert len(found) == 1
+
+
+def test_bf16_falls_back_where_the_card_has_none():
+    result = kvexp.run(["model=qwen25_1_5b", "gpu=t4", "max_model_len=2048"])
+
+    assert result.effective["dtype"] == "fp16"
+    assert any("has no bf16" in note for note in result.notes)
+
+
+def test_nothing_left_says_what_one_request_needs():
+    refusal = kvexp.run(["gpu=h100", "util=0.15"]).refusal
+
+    assert refusal.kind == "no_memory"
+    assert refusal.needed_bytes == 2**30
+    assert refusal.available_bytes < 0
+
+
+def test_given_graph_bytes_are_charged_by_every_engine():
+    for engine in ("vllm", "nano_vllm"):
+        base = [f"engine={engine}", "gpu=h200", "util=0.9", "max_model_len=4096"]
+        without = kvexp.run([*base, "profiler.cudagraph_bytes=0"])
+        with_graphs = kvexp.run([*base, "profiler.cudagraph_bytes=3GiB"])
+
+        assert without.budget.available_bytes - with_graphs.budget.available_bytes == 3 * 2**30
+
+
+def test_the_callers_own_hydra_is_left_as_it_was(tmp_path):
+    from hydra import compose, initialize_config_dir
+
+    (tmp_path / "config.yaml").write_text("mine: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert kvexp.run(["gpu=h200"]).ok
+        assert compose("config").mine == 1
+
+
+def test_threads_may_ask_at_the_same_time():
+    found, errors = [], []
+
+    def ask():
+        try:
+            found.extend(kvexp.run(["gpu=h200"]).num_blocks for _ in range(2))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert len(set(found)) == 1
+    assert len(found) == 6
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow's own imports, in this process
+def test_a_tracked_sweep_from_python_lies_in_one_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    results = kvexp.sweep(
+        ["util=0.8,1.2,0.9", "tracking=mlflow", f"hydra.sweep.dir={tmp_path}/mine"]
+    )
+
+    assert [result.status for result in results] == [Status.ok, Status.invalid, Status.ok]
+    assert sorted(p.name for p in (tmp_path / "mine").iterdir() if p.is_dir()) == ["0", "1", "2"]
+    assert (tmp_path / "mine" / "table.csv").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
+def test_an_interrupted_sweep_leaves_no_run_behind_that_still_runs(tmp_path, signals):
+    utils = ",".join(f"0.{n}" for n in range(300, 900, 4))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvexp", "-m", f"util={utils}"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 90
+    while sum(1 for _ in (tmp_path / "outputs").rglob("[0-9]*/result.json")) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    for number in signals:
+        process.send_signal(number)
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=90)
+
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in err
+    kept = [
+        json.loads(path.read_text())
+        for path in Path(tmp_path / "outputs").rglob("result.json")
+        if "mlartifacts" not in path.parts
+    ]
+    assert len(kept) < len(utils.split(","))
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'outputs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("kvexp")
+    runs = client.search_runs([experiment.experiment_id], max_results=1000)
+    assert {run.info.status for run in runs} <= {"FINISHED", "FAILED", "KILLED"}
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.info.status == "KILLED"
+    assert next((tmp_path / "outputs").rglob("table.csv")).exists()
