@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU (no nvidia-smi here)")
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):
             item.add_marker(skip)
 
 
