@@ -5,7 +5,7 @@ One row a column of releases, read from the wheels of 0.5.4, 0.6.3, 0.8.5, 0.11.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvexp.contract import InvalidValue
 
@@ -34,74 +34,30 @@ class VersionRules:
     very_large_server_tokens: int = 8192
 
 
-COLUMNS = (
-    VersionRules(
-        first=(0, 5),
-        util=0.9,
-        requested_is_whole=False,
-        checks_free_memory=False,
-        estimates_graphs="never",
-        v2_runner="none",
-        seqs_by_memory=False,
-        log_shape="v0",
-    ),
-    VersionRules(
-        first=(0, 8),
-        util=0.9,
-        requested_is_whole=False,
-        checks_free_memory=False,
-        estimates_graphs="never",
-        v2_runner="none",
-        seqs_by_memory=True,
-    ),
-    VersionRules(
-        first=(0, 11),
-        util=0.9,
-        requested_is_whole=False,
-        checks_free_memory=True,
-        estimates_graphs="never",
-        v2_runner="none",
-        seqs_by_memory=True,
-    ),
-    VersionRules(
-        first=(0, 18),
-        util=0.9,
-        requested_is_whole=True,
-        checks_free_memory=True,
-        estimates_graphs="never",
-        v2_runner="none",
-        seqs_by_memory=True,
-    ),
-    VersionRules(
-        first=(0, 21),
-        util=0.92,
-        requested_is_whole=True,
-        checks_free_memory=True,
-        estimates_graphs="v1_runner",
-        v2_runner="none",
-        seqs_by_memory=True,
-    ),
-    VersionRules(
-        first=(0, 26),
-        util=0.92,
-        requested_is_whole=True,
-        checks_free_memory=True,
-        estimates_graphs="v1_runner",
-        v2_runner="dense",
-        seqs_by_memory=True,
-    ),
-    VersionRules(
-        first=(0, 27),
-        util=0.92,
-        requested_is_whole=True,
-        checks_free_memory=True,
-        estimates_graphs="always",
-        v2_runner="all",
-        seqs_by_memory=True,
-        log_shape="one_line",
-        very_large_server_tokens=16384,
-    ),
+_V0 = VersionRules(
+    first=(0, 5),
+    util=0.9,
+    requested_is_whole=False,
+    checks_free_memory=False,
+    estimates_graphs="never",
+    v2_runner="none",
+    seqs_by_memory=False,
+    log_shape="v0",
 )
+_V1 = replace(_V0, first=(0, 8), seqs_by_memory=True, log_shape="two_lines")
+_0_11 = replace(_V1, first=(0, 11), checks_free_memory=True)
+_0_18 = replace(_0_11, first=(0, 18), requested_is_whole=True)
+_0_21 = replace(_0_18, first=(0, 21), util=0.92, estimates_graphs="v1_runner")
+_0_26 = replace(_0_21, first=(0, 26), v2_runner="dense")
+_0_27 = replace(
+    _0_26,
+    first=(0, 27),
+    estimates_graphs="always",
+    v2_runner="all",
+    log_shape="one_line",
+    very_large_server_tokens=16384,
+)
+COLUMNS = (_V0, _V1, _0_11, _0_18, _0_21, _0_26, _0_27)
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 
