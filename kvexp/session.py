@@ -70,7 +70,7 @@ def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> 
     with Interrupt() as interrupt:
         store = _open_store(points)
         name = _sweep_name(points)
-        parent = store.start_sweep(name, _sweep_tags(points, folder))
+        parent = store.start_sweep(name, _sweep_tags(points, folder), _sweep_params(points))
         kept: list[Kept] = []
         with Worker() as worker:
             session = _Session(store, worker, interrupt)
@@ -215,6 +215,17 @@ def _sweep_name(points: Sequence[Point]) -> str:
     common = _common(points)
     varied = [o.partition("=")[0] for o in points[0].overrides if o not in common]
     return ", ".join([*common, f"sweep of {' x '.join(varied)}"] if varied else common) or "sweep"
+
+
+def _sweep_params(points: Sequence[Point]) -> dict[str, str]:
+    """The options that all points chose."""
+    chosen = [dict(point.choices) for point in points if point.choices]
+    first = chosen[0] if chosen else {}
+    return {
+        key: value
+        for key, value in first.items()
+        if value != "None" and all(c.get(key) == value for c in chosen)
+    }
 
 
 def _sweep_tags(points: Sequence[Point], folder: Path) -> dict[str, object]:

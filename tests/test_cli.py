@@ -330,6 +330,23 @@ def test_interrupt_keeps_the_point_as_killed_and_leaves_no_child(slow_plugin, tm
     assert [run.info.status for run in runs] == ["KILLED", "KILLED"]
 
 
+def test_the_run_of_a_sweep_carries_what_its_points_share(command_line, tmp_path):
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    status, _, err = command_line("-m", "gpu=h100,h200", f"tracking.uri={uri}")
+    assert status == 0, err
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("kvexp")
+    runs = client.search_runs([experiment.experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    assert parent.data.params["model"] == "llama3_8b"
+    assert parent.data.params["engine"] == "vllm"
+    assert "gpu" not in parent.data.params
+    assert "None" not in parent.data.params.values()
+
+
 def test_a_killed_child_and_a_timeout_are_statuses(slow_plugin, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "kvexp", "profiler=slow", "tracking=off"],
