@@ -10,7 +10,7 @@ from kvexp.deployment import Deployment
 from kvexp.engine import Engine, Quota, RankShape
 from kvexp.errors import InvalidValue
 from kvexp.request import Knobs, check_share, parse_bytes_of
-from kvexp.results import Part, Profile, Provenance
+from kvexp.results import Part, Profile, Provenance, Refusal
 from kvexp.units import gib
 
 
@@ -27,6 +27,9 @@ class FreeMemoryEngine(Engine):
     share_of_total: float | None = None
     free_after_load_bytes: Any = None
     kv_cache_memory_bytes: Any = None
+
+    title: ClassVar[str]
+    """The engine's name as its authors write it."""
 
     base: ClassVar[str]
     """What the fraction is a fraction of."""
@@ -53,6 +56,23 @@ class FreeMemoryEngine(Engine):
     @abstractmethod
     def divide(self, deployment: Deployment, left_bytes: int) -> tuple[tuple[Part, ...], int]:
         """Further reserves, and the bytes for the cache."""
+
+    @property
+    def unverified(self) -> str:
+        """Where a prediction that no measurement of the engine has confirmed comes from."""
+        return f"derived from fused layers, not verified by a measurement of {self.title}"
+
+    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
+        """See `Engine.ranks`; layers are split over `pp` evenly."""
+        return terms.stages(deployment)
+
+    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_weights`."""
+        return terms.assumed("weights", terms.weights_bytes(deployment, shape), self.unverified)
+
+    def refuse_start(self, deployment: Deployment) -> Refusal | None:
+        """Never: what is free becomes the base."""
+        return None
 
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""

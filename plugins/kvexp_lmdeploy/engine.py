@@ -27,7 +27,6 @@ from kvexp_lmdeploy import rules
 BACKENDS = ("pytorch", "turbomind")
 LEAST_BLOCKS = {"pytorch": 3, "turbomind": 1}
 LOAD_GROWTH_BYTES = 64 * MIB
-UNVERIFIED = "derived from fused layers, not verified by a measurement of LMDeploy"
 
 
 @dataclass
@@ -42,6 +41,7 @@ class Lmdeploy(FreeMemoryEngine):
     backend: str | None = None
     num_gpu_blocks: int = 0
 
+    title: ClassVar[str] = "LMDeploy"
     base: ClassVar[str] = "free after load"
     fraction_name: ClassVar[str] = "cache_max_entry_count"
 
@@ -52,7 +52,7 @@ class Lmdeploy(FreeMemoryEngine):
             raise InvalidValue(
                 f"engine.backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
             )
-        terms.check_parallel(knobs, "LMDeploy")
+        terms.check_parallel(knobs, self.title)
         if knobs.pp != 1:
             raise InvalidValue(f"pp must be 1 for LMDeploy, got {knobs.pp}")
         backend = self.backend or _backend_of(knobs)
@@ -74,10 +74,10 @@ class Lmdeploy(FreeMemoryEngine):
             usage=backend,
             dtype=terms.compute_dtype(knobs),
             quantization=knobs.quantization,
-            kv_dtype=terms.cache_dtype(knobs, "LMDeploy", _formats(knobs)),
+            kv_dtype=terms.cache_dtype(knobs, self.title, _formats(knobs)),
             block_size=rules.block_size(knobs),
             util=util,
-            max_model_len=terms.requested_len(knobs, "LMDeploy"),
+            max_model_len=terms.requested_len(knobs, self.title),
             max_num_batched_tokens=knobs.max_num_batched_tokens or rules.MAX_PREFILL_TOKENS,
             max_num_seqs=knobs.max_num_seqs or rules.batch_of(knobs.gpu.name),
             tp=knobs.tp,
@@ -109,20 +109,12 @@ class Lmdeploy(FreeMemoryEngine):
             words.append("--eager-mode")
         return " ".join(words)
 
-    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
-        """See `Engine.ranks`."""
-        return terms.stages(deployment)
-
-    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
-        """See `Engine.predict_weights`."""
-        return terms.assumed("weights", terms.weights_bytes(deployment, shape), UNVERIFIED)
-
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """What the largest prefill takes; LMDeploy does not subtract it."""
         tokens = deployment.max_num_batched_tokens
         rows = min(deployment.max_num_seqs, tokens)
         size = terms.forward_bytes(deployment, tokens=tokens, rows=rows)
-        return terms.assumed("activation", size, f"a prefill of {tokens} tokens, {UNVERIFIED}")
+        return terms.assumed("activation", size, f"a prefill of {tokens} tokens, {self.unverified}")
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """What loading takes beside the tensors; what connects the ranks included."""
@@ -134,10 +126,6 @@ class Lmdeploy(FreeMemoryEngine):
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
         return terms.derived("cudagraph", 0, "captured after the cache, nothing is subtracted")
-
-    def refuse_start(self, deployment: Deployment) -> Refusal | None:
-        """Never: what is free becomes the base."""
-        return None
 
     def charged(self, deployment: Deployment, profile: Profile) -> tuple[Part, ...]:
         """Weights and what loading takes; no forward runs before the cache."""

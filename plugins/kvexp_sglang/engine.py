@@ -41,7 +41,6 @@ LOAD_GROWTH_BYTES = 64 * MIB  # Qwen2.5-0.5B on an H100: 0.98 GiB for 0.92 GiB o
 KNOWN_TWO_POOLS = ("gpt_oss", "llama4_text")
 DEFAULT_SWA_RATIO = 0.8
 SLOTS_PER_REQUEST = 3  # with the radix cache
-UNVERIFIED = "derived from fused layers, not verified by a measurement of SGLang"
 
 
 @dataclass
@@ -63,21 +62,22 @@ class Sglang(FreeMemoryEngine):
     mamba_ssm_dtype: DType = DType.fp32
     disable_radix_cache: bool = False
 
+    title: ClassVar[str] = "SGLang"
     base: ClassVar[str] = "free before load"
     fraction_name: ClassVar[str] = "mem_fraction_static"
 
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""
         fraction.release_of(self.version)
-        terms.check_parallel(knobs, "SGLang")
-        length = terms.requested_len(knobs, "SGLang")
+        terms.check_parallel(knobs, self.title)
+        length = terms.requested_len(knobs, self.title)
         longest = terms.context_len(knobs.model)
         if length > longest:
             raise InvalidValue(
                 f"max_model_len must be at most {longest} for {knobs.model.name} with SGLang,"
                 f" got {length}"
             )
-        kv_dtype = terms.cache_dtype(knobs, "SGLang", KV_FORMATS)
+        kv_dtype = terms.cache_dtype(knobs, self.title, KV_FORMATS)
         chunk = knobs.max_num_batched_tokens or fraction.card_row(knobs.gpu.total_bytes).chunk
         util = knobs.util
         if util is None:
@@ -128,19 +128,11 @@ class Sglang(FreeMemoryEngine):
             words.append("--disable-cuda-graph")
         return " ".join(words)
 
-    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
-        """See `Engine.ranks`."""
-        return terms.stages(deployment)
-
-    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
-        """See `Engine.predict_weights`."""
-        return terms.assumed("weights", terms.weights_bytes(deployment, shape), UNVERIFIED)
-
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """What the largest prefill takes; SGLang does not subtract it."""
         chunk = deployment.max_num_batched_tokens
         size = terms.forward_bytes(deployment, tokens=chunk, rows=_graph_rows(deployment))
-        return terms.assumed("activation", size, f"a chunk of {chunk} tokens, {UNVERIFIED}")
+        return terms.assumed("activation", size, f"a chunk of {chunk} tokens, {self.unverified}")
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """What loading takes beside the tensors."""
@@ -151,10 +143,6 @@ class Sglang(FreeMemoryEngine):
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
         return terms.derived("cudagraph", 0, "captured after the pool, nothing is subtracted")
-
-    def refuse_start(self, deployment: Deployment) -> Refusal | None:
-        """Never: what is free becomes the base."""
-        return None
 
     def charged(self, deployment: Deployment, profile: Profile) -> tuple[Part, ...]:
         """Weights and what loading takes; a forward does not run before the pool."""

@@ -29,7 +29,6 @@ FRACTION, TOKENS_PER_BLOCK, MAX_NUM_TOKENS, MAX_BATCH_SIZE = 0.9, 32, 8192, 2048
 KV_FORMATS = (KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.nvfp4)
 FIRST_KERNELS_BYTES = 168 * MIB  # growth over the context after one forward, H200
 LAST_ROUNDED_UP = (1, 2)
-UNVERIFIED = "derived from fused layers, not verified by a measurement of TensorRT-LLM"
 
 
 @dataclass
@@ -44,13 +43,14 @@ class TensorrtLlm(FreeMemoryEngine):
     max_gpu_total_bytes: int | None = None
     max_attention_window: list[int] | None = None
 
+    title: ClassVar[str] = "TensorRT-LLM"
     base: ClassVar[str] = "left after everything else"
     fraction_name: ClassVar[str] = "free_gpu_memory_fraction"
 
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""
         self._rounds_up()
-        terms.check_parallel(knobs, "TensorRT-LLM")
+        terms.check_parallel(knobs, self.title)
         for option in ("max_tokens", "max_gpu_total_bytes"):
             value = getattr(self, option)
             if value is not None and value < 1:
@@ -70,10 +70,10 @@ class TensorrtLlm(FreeMemoryEngine):
             usage="serve",
             dtype=terms.compute_dtype(knobs),
             quantization=knobs.quantization,
-            kv_dtype=terms.cache_dtype(knobs, "TensorRT-LLM", KV_FORMATS),
+            kv_dtype=terms.cache_dtype(knobs, self.title, KV_FORMATS),
             block_size=size,
             util=FRACTION if knobs.util is None else knobs.util,
-            max_model_len=terms.requested_len(knobs, "TensorRT-LLM"),
+            max_model_len=terms.requested_len(knobs, self.title),
             max_num_batched_tokens=knobs.max_num_batched_tokens or MAX_NUM_TOKENS,
             max_num_seqs=knobs.max_num_seqs or MAX_BATCH_SIZE,
             tp=knobs.tp,
@@ -104,14 +104,6 @@ class TensorrtLlm(FreeMemoryEngine):
             f"  # cache.yaml holds kv_cache_config: {{{', '.join(cache)}}}"
         )
 
-    def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
-        """See `Engine.ranks`."""
-        return terms.stages(deployment)
-
-    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
-        """See `Engine.predict_weights`."""
-        return terms.assumed("weights", terms.weights_bytes(deployment, shape), UNVERIFIED)
-
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """The estimation run: prompts of max_num_tokens together, one token each."""
         tokens = deployment.max_num_batched_tokens
@@ -119,7 +111,7 @@ class TensorrtLlm(FreeMemoryEngine):
         prompts = min(-(-tokens // longest), deployment.max_num_seqs)
         size = terms.forward_bytes(deployment, tokens=tokens, rows=prompts)
         return terms.assumed(
-            "activation", size, f"{tokens} tokens, {prompts} rows of logits, {UNVERIFIED}"
+            "activation", size, f"{tokens} tokens, {prompts} rows of logits, {self.unverified}"
         )
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
@@ -134,10 +126,6 @@ class TensorrtLlm(FreeMemoryEngine):
         return terms.assumed(
             "cudagraph", 0, "graphs captured in the estimation run are charged; no figure is known"
         )
-
-    def refuse_start(self, deployment: Deployment) -> Refusal | None:
-        """Never: what is free becomes the base."""
-        return None
 
     def charged(self, deployment: Deployment, profile: Profile) -> tuple[Part, ...]:
         """Everything that the estimation run saw; its own temporary cache is given back."""
