@@ -212,6 +212,14 @@ def _at(indices: Sequence[int], kind: str, others: str, count: int) -> list[str]
     return [kind if index in indices else others for index in range(count)]
 
 
+def _integers(section: Section, key: str, *instead: str) -> list[int]:
+    """A list that the config must state; one of the keys `instead` would have served as well."""
+    value = section.integers(key)
+    if value is None:
+        raise section.missing(key, *instead)
+    return value
+
+
 def _llama4(section: Section, count: int) -> list[str]:
     if "attention_chunk_size" not in section.values:
         section.assume("attention_chunk_size is not given: every layer is full")
@@ -233,9 +241,7 @@ def _jamba(section: Section, count: int) -> list[str]:
 
 
 def _bamba(section: Section, count: int) -> list[str]:
-    indices = section.integers("attn_layer_indices")
-    if indices is None:
-        raise section.missing("attn_layer_indices", "layer_types")
+    indices = _integers(section, "attn_layer_indices", "layer_types")
     return _at(indices, FULL, MAMBA, count)
 
 
@@ -251,9 +257,7 @@ def _nemotron_h(section: Section, count: int) -> list[str]:
 
 
 def _zamba2(section: Section, count: int) -> list[str]:
-    indices = section.integers("hybrid_layer_ids")
-    if indices is None:
-        raise section.missing("hybrid_layer_ids", "layers_block_type")
+    indices = _integers(section, "hybrid_layer_ids", "layers_block_type")
     return _at(indices, HYBRID, MAMBA, count)
 
 
@@ -261,25 +265,19 @@ def _kimi_linear(section: Section, count: int) -> list[str]:
     linear = section.inner("linear_attn_config")
     if linear is None:
         raise section.missing("linear_attn_config", "layer_types")
-    full = linear.integers("full_attn_layers")
-    if full is None:
-        raise linear.missing("full_attn_layers")
+    full = _integers(linear, "full_attn_layers")
     return _at([index - 1 for index in full], FULL, LINEAR, count)  # counted from 1
 
 
 def _minimax(section: Section, count: int) -> list[str]:
-    kinds = section.integers("attn_type_list")
-    if kinds is None:
-        raise section.missing("attn_type_list", "layer_types")
+    kinds = _integers(section, "attn_type_list", "layer_types")
     if len(kinds) < count:
         raise InvalidValue(f"config.json: attn_type_list has {len(kinds)} layers, not {count}")
     return [FULL if kind else LINEAR for kind in kinds[:count]]
 
 
 def _lfm2(section: Section, count: int) -> list[str]:
-    indices = section.integers("full_attn_idxs")
-    if indices is None:
-        raise section.missing("full_attn_idxs", "layer_types")
+    indices = _integers(section, "full_attn_idxs", "layer_types")
     return _at(indices, FULL, CONV, count)
 
 
@@ -293,16 +291,12 @@ def _gpt_neo(section: Section, count: int) -> list[str]:
 
 
 def _mimo(section: Section, count: int) -> list[str]:
-    pattern = section.integers("hybrid_layer_pattern")
-    if pattern is None:
-        raise section.missing("hybrid_layer_pattern", "layer_types")
+    pattern = _integers(section, "hybrid_layer_pattern", "layer_types")
     if len(pattern) < count:
         raise InvalidValue(f"config.json: hybrid_layer_pattern has {len(pattern)} layers")
     return [SLIDING if kind else FULL for kind in pattern[:count]]
 
 
 def _mllama(section: Section, count: int) -> list[str]:
-    indices = section.integers("cross_attention_layers")
-    if indices is None:
-        raise section.missing("cross_attention_layers")
+    indices = _integers(section, "cross_attention_layers")
     return _at(indices, CROSS, FULL, count)
