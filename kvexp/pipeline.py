@@ -1,5 +1,6 @@
 """load -> warmup -> budget -> allocate: how one point becomes a result."""
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -82,8 +83,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
         result = progress.keep(result)
-    low, high = _bounds(engine, deployment, profiles)
-    return replace(result, num_blocks_low=low, num_blocks_high=high)
+    return _bounded(result, engine, deployment, profiles)
 
 
 @dataclass(slots=True)
@@ -326,17 +326,55 @@ def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part,
     )
 
 
-def _bounds(
-    engine: Engine, deployment: Deployment, profiles: Sequence[Profile]
-) -> tuple[int | None, int | None]:
-    """Blocks at both ends of the card's uncertain total; (None, None) where it is exact."""
-    error = deployment.gpu.total_error_bytes
-    if error == 0 or deployment.total_bytes != deployment.gpu.total_bytes:
-        return None, None
+def _bounded(
+    result: Result, engine: Engine, deployment: Deployment, profiles: Sequence[Profile]
+) -> Result:
+    """The result with its counts at both ends of what is uncertain, where anything is.
+
+    Errors of the terms and of the card's total are independent: their squares add.
+    """
+    quotas = [engine.quota(deployment, profile) for profile in profiles]
     low, high = (
-        _num_blocks(engine, _shifted(deployment, delta), profiles) for delta in (-error, error)
+        [
+            quota.available_bytes + sign * _error_bytes(engine, deployment, profile, quota, sign)
+            for profile, quota in zip(profiles, quotas, strict=True)
+        ]
+        for sign in (-1, 1)
     )
-    return low, high
+    if low == high:
+        return result
+    least, most = engine.plan(deployment, low), engine.plan(deployment, high)
+    blocks_low, tokens_low, concurrency_low = _counts(least)
+    blocks_high, tokens_high, concurrency_high = _counts(most)
+    return replace(
+        result,
+        num_blocks_low=blocks_low,
+        num_blocks_high=blocks_high,
+        kv_tokens_low=tokens_low,
+        kv_tokens_high=tokens_high,
+        max_concurrency_low=concurrency_low,
+        max_concurrency_high=concurrency_high,
+    )
+
+
+def _error_bytes(
+    engine: Engine, deployment: Deployment, profile: Profile, quota: Quota, sign: int
+) -> int:
+    """How far the bytes for one rank's cache may be off, towards less (-1) or more (1)."""
+    errors = [
+        part.above_bytes if sign < 0 else part.below_bytes
+        for part in (*profile.parts, *(p for p in quota.parts if p not in profile.parts))
+    ]
+    if uncertain := _total_error_bytes(deployment):
+        shifted = _shifted(deployment, sign * uncertain)
+        errors.append(engine.quota(shifted, profile).available_bytes - quota.available_bytes)
+    return math.isqrt(sum(error * error for error in errors))
+
+
+def _total_error_bytes(deployment: Deployment) -> int:
+    """How far the card's total may be off; nothing where a device was read."""
+    gpu = deployment.gpu
+    return gpu.total_error_bytes if deployment.total_bytes == gpu.total_bytes else 0
 
 
 def _shifted(deployment: Deployment, delta: int) -> Deployment:
@@ -345,7 +383,7 @@ def _shifted(deployment: Deployment, delta: int) -> Deployment:
     return replace(deployment, total_bytes=deployment.total_bytes + delta, free_bytes=free)
 
 
-def _num_blocks(engine: Engine, deployment: Deployment, profiles: Sequence[Profile]) -> int:
-    available = [engine.quota(deployment, profile).available_bytes for profile in profiles]
-    plan = engine.plan(deployment, available)
-    return 0 if isinstance(plan, Refusal) else plan.num_blocks
+def _counts(plan: CachePlan | Refusal) -> tuple[int, int, float]:
+    if isinstance(plan, Refusal):
+        return 0, 0, 0.0
+    return plan.num_blocks, plan.kv_tokens, plan.max_concurrency

@@ -36,7 +36,11 @@ CSV_COLUMNS = (
     "block_size",
     "block_bytes",
     "kv_tokens",
+    "kv_tokens_low",
+    "kv_tokens_high",
     "max_concurrency",
+    "max_concurrency_low",
+    "max_concurrency_high",
     "weights_bytes",
     "activation_bytes",
     "non_torch_bytes",
@@ -259,7 +263,7 @@ def _concurrency(result: Result) -> str:
 
 
 def _blocks(result: Result) -> str:
-    """The count, with what it may be off by where only a printed total of the card is known."""
+    """The count, with what it may be off by: the card's printed total, the terms' intervals."""
     error = _block_error(result)
     return f"{_count(result.num_blocks)}{f' +-{error:,}' if error else ''}"
 
@@ -342,7 +346,7 @@ def _budget_lines(budget: Budget) -> Iterator[str]:
     sizes = [*((part.name, part.size_bytes) for part in budget.parts)]
     sizes.append(("= requested", budget.requested_bytes))
     widest = max(len(name) for name, _ in sizes)
-    whys = [*(f"  {part.provenance}: {part.reason}" for part in budget.parts), ""]
+    whys = [*(f"  {part.provenance}: {part.reason}{_interval(part)}" for part in budget.parts), ""]
     yield (
         f"budget: {gib(budget.requested_bytes)} requested"
         f" ({_base(budget)}; total {gib(budget.total_bytes)},"
@@ -350,6 +354,14 @@ def _budget_lines(budget: Budget) -> Iterator[str]:
     )
     for (name, size), why in zip(sizes, whys, strict=True):
         yield f"  {name:<{widest}} {_both(size)}{why}"
+
+
+def _interval(part: Part) -> str:
+    """Where a prediction may lie, in GiB; nothing where it is exact."""
+    if not part.below_bytes and not part.above_bytes:
+        return ""
+    low, high = part.size_bytes - part.below_bytes, part.size_bytes + part.above_bytes
+    return f" [{low / GIB:.2f} to {high / GIB:.2f} GiB]"
 
 
 def _both(size_bytes: int) -> str:

@@ -128,6 +128,21 @@ class Heads:
 
 
 @dataclass
+class Encoder:
+    """A vision encoder as an engine's profile runs it, on images of the largest size.
+
+    One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
+    becomes `tokens_per_item` positions of the decoder.
+    """
+
+    tokens_per_item: int = MISSING
+    patches_per_item: int = MISSING
+    patch_size: int = MISSING
+    hidden_size: int = MISSING
+    intermediate_size: int = MISSING
+
+
+@dataclass
 class QuantizationConfig:
     """How a checkpoint stores its matrices; `bits` of an element where the method allows several.
 
@@ -173,10 +188,10 @@ class Model:
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
     layers read the cache of earlier ones. `qk_norm` (head, heads or full) is for types where a
     config decides. `tower_parameters` counts what stands beside the decoder:
-    vision and audio encoders, projectors. `path` is a checkpoint or config.json to read the facts
-    from, `config_path` the section of it, `aliases` are further ids with the same facts, `notes`
-    the assumptions of the reader, and `checkpoint_bytes` what the checkpoint's tensors take where
-    they were read.
+    vision and audio encoders, projectors; `encoder` says what a vision encoder works on. `path` is
+    a checkpoint or config.json to read the facts from, `config_path` the section of it, `aliases`
+    are further ids with the same facts, `notes` the assumptions of the reader, and
+    `checkpoint_bytes` what the checkpoint's tensors take where they were read.
     """
 
     name: str = MISSING
@@ -212,6 +227,7 @@ class Model:
     moe: Moe | None = None
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
+    encoder: Encoder | None = None
     tower_parameters: int = 0
     path: str | None = None
     config_path: str | None = None
@@ -335,6 +351,10 @@ class Model:
                 raise InvalidValue(f"model.layer_types has {kind}: give model.{needs[kind]}")
 
 
+INTERCONNECTS = ("pcie", "nvlink", "multicast")
+"""How the cards of one host may be connected."""
+
+
 @dataclass
 class Gpu:
     """A card.
@@ -342,7 +362,8 @@ class Gpu:
     `total_bytes` is what cudaMemGetInfo reports. Where only a printed figure is known,
     `total_printed_gib` repeats it and `total_bytes` equals it; the error is then half of its last
     digit. `context_bytes` is what one CUDA context takes before an engine's baseline; an H200's is
-    assumed where none is given.
+    assumed where none is given. `interconnect` is how cards of one host talk: pcie, nvlink, or
+    multicast (NVLink through switches whose multicast is on, which costs an engine buffers).
     """
 
     name: str = MISSING
@@ -353,6 +374,7 @@ class Gpu:
     context_from: str | None = "h200"
     num_sms: int | None = None
     compute_capability: str | None = None
+    interconnect: str = "pcie"
     free_bytes: Any = None
     used_by_others_bytes: Any = 0
 
@@ -366,6 +388,11 @@ class Gpu:
             self.free_bytes = parse_bytes_of("gpu.free_bytes", self.free_bytes)
         if self.total_bytes == 0:
             raise InvalidValue("gpu.total_bytes must be more than 0, got 0")
+        if self.interconnect not in INTERCONNECTS:
+            raise InvalidValue(
+                f"gpu.interconnect must be one of {', '.join(INTERCONNECTS)},"
+                f" got {self.interconnect!r}"
+            )
         for name in ("context_bytes", "free_bytes", "used_by_others_bytes"):
             if (getattr(self, name) or 0) > self.total_bytes:
                 raise InvalidValue(

@@ -49,12 +49,28 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One named share of a budget."""
+    """One named share of a budget.
+
+    `low_bytes` and `high_bytes` bound a prediction by the residuals of its fit; null where the
+    size is exact or nothing is known of its error.
+    """
 
     name: str
     size_bytes: int
     provenance: Provenance
     reason: str
+    low_bytes: int | None = None
+    high_bytes: int | None = None
+
+    @property
+    def below_bytes(self) -> int:
+        """How much smaller the size may be."""
+        return 0 if self.low_bytes is None else max(0, self.size_bytes - self.low_bytes)
+
+    @property
+    def above_bytes(self) -> int:
+        """How much larger the size may be."""
+        return 0 if self.high_bytes is None else max(0, self.high_bytes - self.size_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,8 +217,9 @@ class Result:
     """One point: everything that is known about it, ready to keep.
 
     `num_blocks`, `kv_tokens` and `max_concurrency` are what the engine would print, 0 when it
-    refuses and null when the point ended before they were known. `num_blocks_low` and `_high`
-    carry the uncertainty of the card's total where only a printed figure is known.
+    refuses and null when the point ended before they were known. The same names with `_low` and
+    `_high` carry what is uncertain: the terms' intervals, and the card's total where only a
+    printed figure is known; null where nothing is.
     `requested` holds the values as asked for (null: the engine's default), `effective` the
     values that were used. `readings` are the raw counters of a measuring profiler. `verified`:
     the cache was really allocated and the largest forward ran on top of it; where it did not,
@@ -215,6 +232,10 @@ class Result:
     num_blocks: int | None = None
     num_blocks_low: int | None = None
     num_blocks_high: int | None = None
+    kv_tokens_low: int | None = None
+    kv_tokens_high: int | None = None
+    max_concurrency_low: float | None = None
+    max_concurrency_high: float | None = None
     block_size: int | None = None
     block_bytes: int | None = None
     kv_tokens: int | None = None

@@ -66,7 +66,11 @@ _METRICS = (
     "block_size",
     "block_bytes",
     "kv_tokens",
+    "kv_tokens_low",
+    "kv_tokens_high",
     "max_concurrency",
+    "max_concurrency_low",
+    "max_concurrency_high",
     "allocated_bytes",
     "duration_s",
 )

@@ -128,7 +128,9 @@ def test_keys_of_the_record():
     assert list(data) == [
         *("schema_version", "identity", "overrides", "started_at", "status", "stage", "reason"),
         *("num_blocks", "num_blocks_low", "num_blocks_high", "block_size", "block_bytes"),
-        *("kv_tokens", "max_concurrency", "allocated_bytes", "budget", "profile", "refusal"),
+        *("kv_tokens", "kv_tokens_low", "kv_tokens_high"),
+        *("max_concurrency", "max_concurrency_low", "max_concurrency_high"),
+        *("allocated_bytes", "budget", "profile", "refusal"),
         *(
             "layout",
             "verified",
@@ -151,6 +153,8 @@ def test_keys_of_the_record():
         "size_bytes": GIB,
         "provenance": "measured",
         "reason": "why non_torch",
+        "low_bytes": None,
+        "high_bytes": None,
     }
 
 
