@@ -51,7 +51,10 @@ def test_blocks_tokens_and_concurrency_equal_the_engines(name):
     assert result.num_blocks == case["num_blocks"]
     assert result.kv_tokens == case["kv_tokens"]
     assert result.max_concurrency == case["max_concurrency"]
-    assert (result.num_blocks_low, result.num_blocks_high) == (None, None)
+    if case["ranks"][1:] or "fp8weights" in name:  # ranks may differ by 2 MiB, one fp8 case
+        assert result.num_blocks_low <= result.num_blocks <= result.num_blocks_high
+    else:
+        assert (result.num_blocks_low, result.num_blocks_high) == (None, None)
 
 
 @pytest.mark.parametrize("name", sorted(RANKS_DIFFER))
@@ -97,7 +100,9 @@ def test_a_rule_fitted_to_few_cases_is_labelled_assumed():
     result = predict("27_llama3_8b_eager_V1runner")
 
     assert result.profile.activation.provenance is Provenance.assumed
-    assert "fitted to few cases" in result.profile.activation.reason
+    activation = result.profile.activation
+    assert "fitted to start-up logs" in activation.reason
+    assert activation.low_bytes <= 2027034624 <= activation.high_bytes
 
 
 def test_card_and_version_that_were_measured_are_derived_and_others_assumed():
@@ -108,13 +113,14 @@ def test_card_and_version_that_were_measured_are_derived_and_others_assumed():
     assert here.profile.activation.provenance is Provenance.derived
     assert here.profile.non_torch.provenance is Provenance.derived
     assert other_card.profile.non_torch.provenance is Provenance.assumed
-    assert "taken from NVIDIA H200" in other_card.profile.non_torch.reason
-    assert "taken from vLLM 0.26" in other_version.profile.activation.reason
+    assert "on one H200" in other_card.profile.non_torch.reason
+    assert other_version.profile.activation.provenance is Provenance.assumed
 
 
 def test_a_printed_total_is_carried_into_the_blocks():
-    result = kvexp.run(["gpu=h100", "util=0.9"])
-    exact = kvexp.run(["gpu=h100", "util=0.9", f"gpu.total_bytes={result.budget.total_bytes + 1}"])
+    asked = ["gpu=h100", "util=0.9", "profiler.non_torch_bytes=241172480"]
+    result = kvexp.run(asked)
+    exact = kvexp.run([*asked, f"gpu.total_bytes={result.budget.total_bytes + 1}"])
 
     assert result.num_blocks_low < result.num_blocks < result.num_blocks_high
     # 0.005 GiB of total at util 0.9 are 4.8 MB, two blocks of 2 MiB either way

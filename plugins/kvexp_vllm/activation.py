@@ -1,99 +1,174 @@
-"""torch_peak_increase of vLLM 0.26: the largest of the profile run's phases, by rule.
+"""torch_peak_increase of vLLM: the largest of the profile run's phases, by rule and runner.
 
-Fitted to vLLM 0.26.0 on one and two H200 (dense models, bf16). T = tokens of a step, S = rows that
-are sampled, H = hidden size, I = intermediate size, V = padded vocabulary, n = tensor-parallel
-size, e = bytes of an element:
+T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermediate size of a rank,
+V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
 
-    forward  = e T (3 I / n + k H) + 32 MiB + index buffers of S    (k by model type; experts: their
-               workspace instead of 3 I / n; MLA: the chunked prefill's workspace more)
-    logits   = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + 32 MiB, and for n = 1 the
-               sampler's block maxima
-    V1 sampler = 14 V S + 132 x 4 V + e H T + 2 e H S + 32 MiB, and the experts' kept workspace
+    forward      = e T (3 I + k H) + W + index buffers of S        (experts: their workspace instead
+                   of 3 I; MLA: the chunked prefill's workspace more)
+    V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
+                   sampler's block maxima
+    V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
+                   0.16) and e + 12 with the Triton kernel (from 0.17), which keeps 4 V bytes a
+                   multiprocessor
+    images       = their pixels and the encoder's output, alive while the phases above run
+
+k = 3 for a plain decoder block, one more where q and k are changed after their projection (a bias
+or norms of heads), one more with norms behind attention and MLP. Fitted to vLLM 0.26.0 on one and
+two H200 and, for the V0 and V1 runners of other versions, to public start-up logs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvexp.contract import MIB, Deployment, Quantization, RankShape, weights
+from kvexp_vllm.rules import MEASURED, VersionRules, release_of
 
-WORKSPACE_BYTES = 32 * MIB  # cuBLAS on compute capability 9.0
+HOPPER_WORKSPACE_BYTES = 32 * MIB
+WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
 COMPILE_EXTRA_BYTES = 10526720  # with torch.compile, beside one more gate-up tensor (llama3-8b)
-SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the sampler reduces
-
+COMPILE_EXTRA_NORMS_BYTES = 29892608  # where norms stand behind attention and MLP (gemma3-12b)
+V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
+SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
+SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
+V1_FITTED = ((0, 6), (0, 26))
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Forward:
-    """Constants of a model type's forward.
-
-    `hidden`: k, tensors of the hidden size that are alive at the peak. `compiled_gate_up`: tensors
-    of the intermediate size that torch.compile keeps beside, and `compiled_bytes` of others.
-    `confirmed`: measured on more than one model or setting.
-    """
-
-    hidden: float
-    compiled_gate_up: int = 1
-    compiled_bytes: int = COMPILE_EXTRA_BYTES
-    confirmed: bool = True
-
-
-FORWARD = {
-    "llama": Forward(hidden=3.0),
-    "mistral": Forward(hidden=3.0),
-    "phi3": Forward(hidden=3.0),
-    "qwen2": Forward(hidden=4.0),
-    "qwen3": Forward(hidden=4.0),
-    "gemma3_text": Forward(hidden=5.0, compiled_gate_up=4, compiled_bytes=29892608),
-    "deepseek_v2": Forward(hidden=2.8125, confirmed=False),
-    "qwen3_moe": Forward(hidden=4.0, confirmed=False),
-    "llama4_text": Forward(hidden=3.0, confirmed=False),
-    "gpt_oss": Forward(hidden=3.0, confirmed=False),
-    "granitemoehybrid": Forward(hidden=3.0, confirmed=False),
-}
-
-UNKNOWN = Forward(hidden=4.0, confirmed=False)
-"""For a type of which no forward was measured."""
+PRINTED_BYTES = int(0.0075 * 2**30)
+"""Rounding of a log's two digits, with half as much again for what stands between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
-    """The peak of one rank and the phase that reaches it."""
+    """The peak of one rank, its interval and the phase that reaches it."""
 
     size_bytes: int
+    low_bytes: int
+    high_bytes: int
     phase: str
-    exact: bool
+    source: str
+
+    def with_held(self, held_bytes: int) -> "Peak":
+        """The same phase while `held_bytes` of images are alive; a tenth of them is uncertain."""
+        doubt = held_bytes // 10
+        return replace(
+            self,
+            size_bytes=self.size_bytes + held_bytes,
+            low_bytes=self.low_bytes + held_bytes - doubt,
+            high_bytes=self.high_bytes + held_bytes + doubt,
+        )
 
 
-def peak(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Peak:
-    """The activation peak of one rank; a type without constants takes those of most others."""
-    phases = [_forward(deployment, shape)]
+def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
+    """The activation peak of one rank; of two phases the higher end counts for the interval too."""
+    phases = [_forward(deployment, shape, v2_runner=v2_runner)]
     if shape.pp_rank == deployment.pp - 1:
-        phases.append(_logits(deployment) if v2_runner else _v1_sampler(deployment))
-    return max(phases, key=lambda phase: phase.size_bytes)
+        phases.append(_logits(deployment) if v2_runner else _sampler(deployment, shape, rules))
+    if profiles_images(deployment, rules, v2_runner=v2_runner) and shape.pp_rank == 0:
+        held = _image_bytes(deployment)
+        phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
+    largest = max(phases, key=lambda phase: phase.size_bytes)
+    return replace(
+        largest,
+        low_bytes=max(phase.low_bytes for phase in phases),
+        high_bytes=max(phase.high_bytes for phase in phases),
+    )
+
+
+def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> bool:
+    """Whether the profile run passes images through the model's encoder."""
+    return deployment.model.encoder is not None and (rules.v2_profiles_images or not v2_runner)
+
+
+def _peak(
+    phase: str, size_bytes: int, source: str, *, spread: float = 0.0, more_bytes: int = 0
+) -> Peak:
+    error = int(size_bytes * spread) + more_bytes
+    return Peak(
+        size_bytes=size_bytes,
+        low_bytes=max(0, size_bytes - error),
+        high_bytes=size_bytes + error,
+        phase=phase,
+        source=source,
+    )
+
+
+def _fitted(deployment: Deployment, *, v2_runner: bool) -> str:
+    """What a phase's rule was fitted to, and whether this version lies outside."""
+    release = release_of(deployment.engine_version)
+    if v2_runner:
+        beyond = "" if release == MEASURED else f", not to {deployment.engine_version}"
+        return f"fitted to vLLM 0.26 on H200{beyond}"
+    beyond = "" if V1_FITTED[0] <= release <= V1_FITTED[1] else " and none of this version"
+    return f"fitted to start-up logs of 0.6 to 0.19 and to 0.26 on H200{beyond}"
 
 
 def _rows(deployment: Deployment) -> int:
     return min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
 
 
-def _forward(deployment: Deployment, shape: RankShape) -> Peak:
+def _workspace_bytes(deployment: Deployment) -> int:
+    """cuBLAS's workspace by the card's compute capability, as torch asks for it."""
+    capability = deployment.gpu.compute_capability or "9.0"
+    return HOPPER_WORKSPACE_BYTES if capability[:2] in ("9.", "10") else WORKSPACE_BYTES
+
+
+def _forward(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Peak:
     model, item = deployment.model, deployment.dtype.itemsize_bytes
-    known = FORWARD.get(model.model_type, UNKNOWN)
-    hidden = known.hidden
+    tokens = deployment.max_num_batched_tokens
+    known = weights.architecture_of(model)
+    compiled = not deployment.enforce_eager and not _is_v0(deployment)
+    hidden = _hidden_elements(deployment)
     if deployment.quantization is Quantization.fp8:
-        hidden -= 0.5  # the quantised input replaces one tensor of two-byte elements
-    if shape.pp_rank > 0:
-        hidden -= 1  # the embedding's output arrives in a buffer that is already there
-    token_bytes = int(item * (_mlp_width(deployment) + hidden * model.hidden_size))
-    size = deployment.max_num_batched_tokens * token_bytes + WORKSPACE_BYTES
+        hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
+    if compiled and not v2_runner:
+        hidden = max(hidden, 4 * model.hidden_size)
+    if v2_runner and shape.pp_rank > 0:
+        hidden -= model.hidden_size  # the embedding's output arrives in a buffer that is there
+    if not v2_runner and deployment.pp > 1:
+        hidden += 2 * model.hidden_size  # hidden states and residual between the stages
+    size = item * tokens * (_mlp_width(deployment) + hidden)
+    size += V1_COMPILED_BYTES if compiled and not v2_runner else _workspace_bytes(deployment)
     size += _index_buffers(_rows(deployment)) + _mla_workspace_bytes(deployment)
-    if not deployment.enforce_eager:
+    if compiled and v2_runner:
+        kept = 4 if known.norms == 4 else 1
         width = model.intermediate_size // deployment.tp
-        kept = known.compiled_gate_up * width * deployment.max_num_batched_tokens
-        size += item * kept + known.compiled_bytes
-    return Peak(
-        size_bytes=size, phase="forward", exact=deployment.enforce_eager and known.confirmed
-    )
+        size += item * kept * width * tokens
+        size += COMPILE_EXTRA_NORMS_BYTES if known.norms == 4 else COMPILE_EXTRA_BYTES
+    source = _fitted(deployment, v2_runner=v2_runner)
+    spread = _forward_spread(deployment, v2_runner=v2_runner)
+    return _peak("forward", size, source, spread=spread)
+
+
+def _hidden_elements(deployment: Deployment) -> int:
+    """Elements a token outside the MLP that are alive at the peak: k H, or MLA's projections."""
+    model = deployment.model
+    if model.mla is not None and model.mla.q_lora_rank is None:
+        mla = model.mla
+        heads = model.num_attention_heads // deployment.tp
+        query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+        return query + mla.latent_size + mla.qk_rope_head_dim + model.hidden_size
+    known = weights.architecture_of(model)
+    changed = bool(known.qk_norm or model.qk_norm or model.attention_bias)
+    return (3 + changed + (known.norms == 4)) * model.hidden_size
+
+
+def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
+    model = deployment.model
+    measured = model.moe is None and model.model_type in MEASURED_FORWARDS
+    if v2_runner and release_of(deployment.engine_version) == MEASURED:
+        if measured and (deployment.enforce_eager or model.model_type in COMPILED_FORWARDS):
+            return 0.0
+        if model.mla is not None and deployment.tp == 1 and deployment.enforce_eager:
+            return 0.0
+        return 0.05
+    return 0.05 if measured else 0.15
+
+
+MEASURED_FORWARDS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")
+"""Types whose dense forward was measured, without torch.compile."""
+
+COMPILED_FORWARDS = ("llama", "gemma3_text")
+"""And with it."""
 
 
 def _mlp_width(deployment: Deployment) -> int:
@@ -109,7 +184,7 @@ def _mlp_width(deployment: Deployment) -> int:
 
 def _mla_workspace_bytes(deployment: Deployment) -> int:
     mla = deployment.model.mla
-    if mla is None:
+    if mla is None or _is_v0(deployment):
         return 0
     heads = deployment.model.num_attention_heads // deployment.tp
     elements = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -117,30 +192,82 @@ def _mla_workspace_bytes(deployment: Deployment) -> int:
 
 
 def _logits(deployment: Deployment) -> Peak:
+    """The V2 runner's logits and plain sampler."""
     model, rows, n = deployment.model, _rows(deployment), deployment.tp
     item = deployment.dtype.itemsize_bytes
     vocab = weights.padded_vocab_size(model)
     logits = item * vocab * rows
-    size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows) + WORKSPACE_BYTES
-    size += _mla_workspace_bytes(deployment)
+    size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
+    size += _workspace_bytes(deployment) + _mla_workspace_bytes(deployment)
     if n == 1:
         maxima = -(-vocab // SAMPLER_BLOCK) * (8 + 4) * rows  # an index and a value each
         size += logits + maxima + 28 * rows + _index_buffers(rows)
     else:
         size += 2 * logits + logits // n  # gathered, transposed, and the local share
-    return Peak(size_bytes=size, phase="logits", exact=n <= 2 and model.mla is None)
+    known = n <= 2 and model.mla is None and release_of(deployment.engine_version) == MEASURED
+    source = _fitted(deployment, v2_runner=True)
+    return _peak("logits", size, source, spread=0.0 if known else 0.02)
 
 
-def _v1_sampler(deployment: Deployment) -> Peak:
+def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> Peak:
+    """The sampler with top-k and top-p of the V0 and V1 runners."""
     model, rows = deployment.model, _rows(deployment)
     item = deployment.dtype.itemsize_bytes
     vocab = weights.padded_vocab_size(model)
-    size = (item + 12) * vocab * rows + 4 * vocab * min(132, rows)
+    size = (item + rules.sampler_bytes) * vocab * rows
+    if rules.sampler_keeps_rows:
+        size += 4 * vocab * min(deployment.gpu.num_sms or 132, rows)
     size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
-    if model.moe is not None and model.moe.format is None:  # the experts' workspace is kept
-        tokens = deployment.max_num_batched_tokens * model.moe.num_experts_per_tok
-        size += 2 * item * model.hidden_size * tokens
-    return Peak(size_bytes=size + WORKSPACE_BYTES, phase="sampler", exact=False)
+    if shape.pp_rank > 0:
+        size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
+    size += SAMPLER_ARGUMENT_BYTES * rows
+    experts = _kept_experts_bytes(deployment) if rules.keeps_experts_workspace else 0
+    size += experts + _workspace_bytes(deployment)
+    doubt = PRINTED_BYTES + experts // 20
+    if model.moe is not None and model.moe.format is not None:
+        doubt += 16 * MIB
+    return _peak("sampler", size, _fitted(deployment, v2_runner=False), more_bytes=doubt)
+
+
+def _kept_experts_bytes(deployment: Deployment) -> int:
+    """The fused experts' two workspaces, which outlive the forward; mxfp4 kernels keep none."""
+    model, moe = deployment.model, deployment.model.moe
+    if moe is None or moe.format is not None:
+        return 0
+    width, hidden = moe.moe_intermediate_size // deployment.tp, model.hidden_size
+    rows = deployment.max_num_batched_tokens * moe.num_experts_per_tok
+    elements = rows * (max(width, hidden) + max(2 * width, hidden))
+    return deployment.dtype.itemsize_bytes * elements
+
+
+def _num_images(deployment: Deployment) -> int:
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    return max(1, deployment.max_num_batched_tokens // encoder.tokens_per_item)
+
+
+def _image_bytes(deployment: Deployment) -> int:
+    """Pixels and encoder outputs of as many of the largest images as one step's tokens hold."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    pixels = encoder.patches_per_item * encoder.patch_size
+    outputs = encoder.tokens_per_item * deployment.model.hidden_size
+    return _num_images(deployment) * (pixels + outputs) * deployment.dtype.itemsize_bytes
+
+
+def _encoder(deployment: Deployment) -> Peak:
+    """The encoder's own forward: all patches through its widest layer; no fit, half is open."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    patches = _num_images(deployment) * encoder.patches_per_item
+    elements = 3 * encoder.intermediate_size + 4 * encoder.hidden_size
+    size = patches * elements * deployment.dtype.itemsize_bytes + _image_bytes(deployment)
+    return _peak("encoder", size, "a rule without a fit", spread=0.3)
+
+
+def _is_v0(deployment: Deployment) -> bool:
+    version = deployment.engine_version
+    return version.lower().endswith("-v0") or release_of(version) < (0, 8)
 
 
 def _index_buffers(rows: int) -> int:

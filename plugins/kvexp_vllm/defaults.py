@@ -14,6 +14,7 @@ from kvexp.contract import (
 from kvexp_vllm.rules import VersionRules
 
 USAGES = ("serve", "llm")
+V0_CHUNKED_LEN = 32768  # above it v0 chunks the prefill by itself, but for images
 
 
 def batch_defaults(
@@ -22,8 +23,9 @@ def batch_defaults(
     """(max_num_batched_tokens, max_num_seqs) by the card's total memory and name."""
     total = int(knobs.gpu.total_bytes)
     large = total >= 70 * GIB and "a100" not in knobs.gpu.name.lower()
-    if not rules.seqs_by_memory:  # v0 without chunked prefill
-        tokens, seqs = max(max_model_len, 2048), 256
+    if not rules.seqs_by_memory:
+        chunked = max_model_len > V0_CHUNKED_LEN and knobs.model.encoder is None
+        tokens, seqs = (2048 if chunked else max(max_model_len, 2048)), 256
     elif large:
         server = rules.very_large_server_tokens if total >= 160 * GIB else 8192
         tokens, seqs = (16384 if usage == "llm" else server), 1024

@@ -7,7 +7,6 @@ from typing import Any
 
 from kvexp.contract import (
     AUTO_FIT,
-    MIB,
     CachePlan,
     Deployment,
     DType,
@@ -29,7 +28,8 @@ from kvexp.contract import (
     share_of_total,
     weights,
 )
-from kvexp_vllm import activation, defaults
+from kvexp_vllm import activation, defaults, fitted
+from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
 from kvexp_vllm.weights import adjusted_bytes, weights_memory_bytes
 
@@ -45,9 +45,6 @@ MEASURED_TYPES = (
 )
 """Model types whose weights were measured."""
 
-MEASURED_CARD = "NVIDIA H200"
-NON_TORCH_BYTES = 230 * MIB
-NON_TORCH_PARALLEL_BYTES = 66 * MIB  # NCCL's start has caused the rest before the baseline
 V2_MOE = (
     "DeepseekV2ForCausalLM",
     "GraniteMoeForCausalLM",
@@ -58,7 +55,6 @@ V2_MOE = (
 """Architectures with experts that run on the V2 model runner by default in 0.26."""
 
 SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
-V1_GRAPH_ESTIMATE_BYTES = 532676608  # llama3-8b, 51 sizes
 
 
 @dataclass
@@ -185,75 +181,85 @@ class Vllm(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        model, doubts = deployment.model, []
+        model, doubts, spread = deployment.model, [], 0.0
         if deployment.quantization is Quantization.fp8:
             doubts.append("fp8 scales and residue from one measured case")
+            spread = 0.002
         elif deployment.quantization is not None:
             doubts.append(f"no measurement of {deployment.quantization.name} weights")
+            spread = 0.005
         if model.model_type not in MEASURED_TYPES:
             doubts.append("no measurement of this model type")
+            spread += 0.002
+        if model.tower_parameters:
+            doubts.append("encoders by their number of parameters")
+            spread += 0.005
         if adjusted_bytes(deployment):
             doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
-        known = weights.is_known(model)
+            spread += 0.005
+        if not weights.is_known(model):
+            spread += 0.03
+        if not self.rules.load_split_limit:
+            spread += 0.001
+        size = weights_memory_bytes(
+            deployment,
+            shape,
+            whole_experts=self.enable_expert_parallel,
+            split_limit=self.rules.load_split_limit,
+        )
+        error = int(spread * size) if spread else None
         return Part(
             name="weights",
-            size_bytes=weights_memory_bytes(
-                deployment, shape, whole_experts=self.enable_expert_parallel
-            ),
-            provenance=Provenance.derived if known else Provenance.assumed,
+            size_bytes=size,
+            provenance=(Provenance.derived if weights.is_known(model) else Provenance.assumed),
             reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
+            low_bytes=None if error is None else size - error,
+            high_bytes=None if error is None else size + error,
         )
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
-        peak = activation.peak(deployment, shape, v2_runner=self.uses_v2_runner(deployment.model))
-        doubts = self._doubts(deployment)
-        if not peak.exact:
-            doubts.append("rule fitted to few cases")
+        v2_runner = self.uses_v2_runner(deployment.model)
+        peak = activation.peak(deployment, shape, self.rules, v2_runner=v2_runner)
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
         return _predicted(
             "activation",
-            peak.size_bytes,
             f"peak of the {peak.phase}: {deployment.max_num_batched_tokens} tokens, {rows} rows",
-            doubts,
+            Estimate(
+                low_bytes=peak.low_bytes,
+                size_bytes=peak.size_bytes,
+                high_bytes=peak.high_bytes,
+                source=peak.source,
+                confirmed=peak.low_bytes == peak.high_bytes,
+            ),
         )
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
-        doubts = self._doubts(deployment)
-        if not deployment.enforce_eager and not self.uses_v2_runner(deployment.model):
-            doubts.append("graphs took 8 to 46 MiB more on the V1 runner")
-        alone = deployment.num_ranks == 1
-        size = NON_TORCH_BYTES if alone else NON_TORCH_PARALLEL_BYTES
-        if deployment.model.mla is not None:
-            size += 2 * MIB if alone else 4 * MIB
-        elif not alone and not self.uses_v2_runner(deployment.model):
-            size += 2 * MIB
-        if deployment.num_ranks > 2:
-            doubts.append("measured for two ranks")
+        v2_runner = self.uses_v2_runner(deployment.model)
         return _predicted(
-            "non_torch", size, "growth over the baseline: kernels and library handles", doubts
+            "non_torch",
+            "growth over the baseline: kernels and library handles",
+            fitted.non_torch(deployment, v2_runner=v2_runner),
         )
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
-        estimates = self.rules.estimates_graphs
+        estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment.model)
+        nothing = ""
         if deployment.enforce_eager:
-            return _predicted("cudagraph", 0, "eager: no graphs", [])
-        if estimates == "never":
-            return _predicted("cudagraph", 0, f"vLLM {self.version} subtracts no graph memory", [])
-        if estimates == "v1_runner" and self.uses_v2_runner(deployment.model):
-            return _predicted(
-                "cudagraph",
-                0,
-                "the V2 model runner subtracts no graph memory, capture still takes some",
-                [],
-            )
+            nothing = "eager: no graphs"
+        elif estimates == "never":
+            nothing = f"vLLM {self.version} subtracts no graph memory"
+        elif estimates == "v1_runner" and v2_runner:
+            nothing = "the V2 model runner subtracts no graph memory, capture still takes some"
+        if nothing:
+            return _predicted("cudagraph", nothing, Estimate.exactly(0, ""))
+        sizes = len(fitted.capture_sizes(deployment))
         return _predicted(
             "cudagraph",
-            V1_GRAPH_ESTIMATE_BYTES,
-            "estimate of llama3-8b with 51 sizes",
-            [*self._doubts(deployment), "V1 runner of vLLM 0.26"],
+            f"the runner's estimate for {sizes} sizes",
+            fitted.graphs(deployment, "estimate", v2_runner=v2_runner),
         )
 
     def refuse_start(self, deployment: Deployment) -> Refusal | None:
@@ -363,22 +369,17 @@ class Vllm(Engine):
             notes.append(f"memory terms of vLLM {self.version} follow the rules measured on 0.26")
         return tuple(notes)
 
-    def _doubts(self, deployment: Deployment) -> list[str]:
-        """Why a measured constant may not hold for this card and version."""
-        doubts = []
-        if deployment.gpu.name != MEASURED_CARD:
-            doubts.append(f"taken from {MEASURED_CARD}")
-        if release_of(self.version) != MEASURED:
-            doubts.append("taken from vLLM 0.26")
-        return doubts
 
-
-def _predicted(name: str, size_bytes: int, reason: str, doubts: list[str]) -> Part:
+def _predicted(name: str, reason: str, estimate: Estimate) -> Part:
+    """A term with its interval; one without an error is derived, any other assumed."""
+    exact = estimate.low_bytes == estimate.high_bytes
     return Part(
         name=name,
-        size_bytes=size_bytes,
-        provenance=Provenance.assumed if doubts else Provenance.derived,
-        reason="; ".join([reason, *doubts]),
+        size_bytes=estimate.size_bytes,
+        provenance=Provenance.derived if estimate.confirmed else Provenance.assumed,
+        reason="; ".join(filter(None, [reason, "" if estimate.confirmed else estimate.source])),
+        low_bytes=None if exact else estimate.low_bytes,
+        high_bytes=None if exact else estimate.high_bytes,
     )
 
 

@@ -1,7 +1,8 @@
 """What vLLM's versions do differently outside the cache planner.
 
 One row a column of releases, read from the wheels of 0.5.4, 0.6.3, 0.8.5, 0.11.0, 0.13.0, 0.18.0,
-0.22.0, 0.26.0 and 0.33.0. A version between two rows takes the nearest older row.
+0.21.0, 0.22.0, 0.26.0 and 0.33.0; what the sampler and the experts keep was read from start-up
+logs. A version between two rows takes the nearest older row.
 """
 
 import re
@@ -19,6 +20,10 @@ class VersionRules:
     `estimates_graphs`: whether a CUDA-graph estimate is subtracted: never, for the V1 model
     runner only, or always.
     `v2_runner`: what runs on the V2 model runner by default: none, dense models, or all.
+    `load_split_limit`: loading runs with the allocator's split limit at 20 MiB.
+    `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
+    top-k kernel keeps an fp32 row a multiprocessor. `keeps_experts_workspace`: the fused experts'
+    buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     """
@@ -30,6 +35,11 @@ class VersionRules:
     estimates_graphs: str
     v2_runner: str
     seqs_by_memory: bool
+    load_split_limit: bool = False
+    sampler_bytes: int = 36
+    sampler_keeps_rows: bool = False
+    keeps_experts_workspace: bool = False
+    v2_profiles_images: bool = False
     log_shape: str = "two_lines"
     very_large_server_tokens: int = 8192
 
@@ -46,8 +56,12 @@ _V0 = VersionRules(
 )
 _V1 = replace(_V0, first=(0, 8), seqs_by_memory=True, log_shape="two_lines")
 _0_11 = replace(_V1, first=(0, 11), checks_free_memory=True)
-_0_18 = replace(_0_11, first=(0, 18), requested_is_whole=True)
-_0_21 = replace(_0_18, first=(0, 21), util=0.92, estimates_graphs="v1_runner")
+_0_12 = replace(_0_11, first=(0, 12), keeps_experts_workspace=True)
+_0_17 = replace(_0_12, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
+_0_18 = replace(_0_17, first=(0, 18), requested_is_whole=True)
+_0_21 = replace(
+    _0_18, first=(0, 21), util=0.92, estimates_graphs="v1_runner", load_split_limit=True
+)
 _0_26 = replace(_0_21, first=(0, 26), v2_runner="dense")
 _0_27 = replace(
     _0_26,
@@ -56,8 +70,9 @@ _0_27 = replace(
     v2_runner="all",
     log_shape="one_line",
     very_large_server_tokens=16384,
+    v2_profiles_images=True,
 )
-COLUMNS = (_V0, _V1, _0_11, _0_18, _0_21, _0_26, _0_27)
+COLUMNS = (_V0, _V1, _0_11, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 

@@ -24,6 +24,8 @@ ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v,
 FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
 FP8_EXTRA_BYTES = 32 * MIB  # seen with fp8 KV (llama3-8b) and with fp8 weights (llama3.1-8b)
+MXFP4_BYTES = 17 / 32  # of an element: half a byte, and one of scale for each 32
+MXFP4_PADDING = 0.07  # two cases, 0.06 and 0.08
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 
@@ -39,10 +41,17 @@ def share_of(deployment: Deployment, shape: RankShape, *, whole_experts: bool = 
 
 
 def weights_memory_bytes(
-    deployment: Deployment, shape: RankShape, *, whole_experts: bool = False
+    deployment: Deployment,
+    shape: RankShape,
+    *,
+    whole_experts: bool = False,
+    split_limit: bool = True,
 ) -> int:
-    """Allocated bytes after loading on one rank (vLLM 0.26's `weights_memory`)."""
-    allocator = CachingAllocator(max_split_size_bytes=SPLIT_LIMIT_BYTES)
+    """Allocated bytes after loading on one rank (vLLM's `weights_memory`).
+
+    `split_limit`: whether the version loads with the allocator's limit.
+    """
+    allocator = CachingAllocator(max_split_size_bytes=SPLIT_LIMIT_BYTES if split_limit else None)
     share = share_of(deployment, shape, whole_experts=whole_experts)
     rotary_caches: set[str] = set()
     for tensor in chain(
@@ -61,8 +70,9 @@ def weights_memory_bytes(
             allocator.allocate(tensor.size_bytes)
     for tensor in weights.head(deployment.model, share, deployment.dtype):
         allocator.allocate(tensor.size_bytes)
+    extra = _extra_bytes(deployment, shape) if split_limit else _copies_bytes(deployment, shape)
     beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
-    return max(0, allocator.allocated_bytes + _extra_bytes(deployment, shape) + beyond)
+    return max(0, allocator.allocated_bytes + extra + beyond)
 
 
 def adjusted_bytes(deployment: Deployment) -> int:
@@ -146,4 +156,22 @@ def _extra_bytes(deployment: Deployment, shape: RankShape) -> int:
     extra = FP8_EXTRA_BYTES if fp8_weights or deployment.kv_dtype.is_fp8 else 0
     if fp8_weights:
         extra += FP8_WEIGHTS_EXTRA_SCALARS * 512 * shape.num_layers
+    return extra
+
+
+def _copies_bytes(deployment: Deployment, shape: RankShape) -> int:
+    """What loading left beside the tensors before 0.21, from start-up logs of 0.11 to 0.19.
+
+    MLA keeps its up-projection twice, in the order of both of its uses; the mxfp4 kernels pad the
+    experts further.
+    """
+    model, extra = deployment.model, 0
+    if model.mla is not None and model.mla.latent_cache:
+        heads = model.num_attention_heads // deployment.tp
+        up = heads * (model.mla.qk_nope_head_dim + model.mla.v_head_dim) * model.mla.kv_lora_rank
+        extra += up * deployment.dtype.itemsize_bytes * shape.num_layers
+    if model.moe is not None and model.moe.format == "mxfp4":
+        width = model.moe.moe_intermediate_size // deployment.tp
+        elements = 3 * model.moe.num_experts * width * model.hidden_size * shape.num_layers
+        extra += int(elements * MXFP4_BYTES * MXFP4_PADDING)
     return extra

@@ -1,0 +1,153 @@
+"""The constants of terms.yaml: read once, looked up by version and by what a deployment is."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from kvexp.contract import GIB, MIB, Deployment
+from kvexp_vllm.rules import release_of
+
+SMALL_CARD_BYTES = 40 * GIB
+LARGEST_SIZE = 512
+"""The largest CUDA-graph size that the graphs' figures were read with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A size with the interval that the residuals of its fit give, and where it comes from."""
+
+    low_bytes: int
+    size_bytes: int
+    high_bytes: int
+    source: str
+    confirmed: bool = False
+
+    @classmethod
+    def exactly(cls, size_bytes: int, source: str) -> "Estimate":
+        """A size that has no error."""
+        return cls(
+            low_bytes=size_bytes,
+            size_bytes=size_bytes,
+            high_bytes=size_bytes,
+            source=source,
+            confirmed=True,
+        )
+
+
+def non_torch(deployment: Deployment, *, v2_runner: bool) -> Estimate:
+    """Growth outside torch's allocator over the baseline on one rank."""
+    rule = _newest(_terms()["non_torch"], deployment, v2_runner=v2_runner)
+    sizes = rule["mib"]
+    more = rule.get("per_rank_mib", 0) * max(0, deployment.num_ranks - 2)
+    measured_on = rule.get("exact_on")
+    same_card = measured_on == deployment.gpu.name
+    widened = 0 if measured_on is None or same_card else rule["elsewhere_mib"]
+    return Estimate(
+        low_bytes=int((sizes["low"] + more - widened) * MIB),
+        size_bytes=int((sizes["best"] + more) * MIB),
+        high_bytes=int((sizes["high"] + more + widened) * MIB),
+        source=f"{rule['source']} (from {rule['first']} on)",
+        confirmed=same_card,
+    )
+
+
+def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
+    """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
+
+    base + layers x (so much a layer), all of it for sizes up to 512; smaller sets keep a floor.
+    """
+    data = _terms()["graphs"]
+    rules = [rule for rule in data["rules"] if rule["kind"] == kind]
+    runner = "v2" if v2_runner else "v1"
+    rules = [rule for rule in rules if rule.get("runner", runner) == runner]
+    rule = _latest(rules, deployment) or rules[0]
+    layers = deployment.model.num_hidden_layers / deployment.pp
+    size = rule["base_mib"] + rule["layer_mib"] * layers
+    experts = rule.get("experts_mib", 0) if deployment.model.moe is not None else 0
+    size = (size + experts / 2) * _share_of_sizes(capture_sizes(deployment), data["floor"])
+    spread = rule["spread"] + (experts / 2 / size if size else 0)
+    return Estimate(
+        low_bytes=int(max(0.0, size * (1 - spread)) * MIB),
+        size_bytes=int(size * MIB),
+        high_bytes=int(size * (1 + spread) * MIB),
+        source=f"{rule['source']} (from {rule['first']} on)",
+    )
+
+
+def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
+    """The batch sizes that are captured (`_set_cudagraph_sizes`): 1, 2, 4, by 8, then by 16."""
+    if deployment.enforce_eager:
+        return ()
+    largest = min(deployment.max_num_seqs * 2, LARGEST_SIZE, deployment.max_num_batched_tokens)
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_SIZE + 1, 16)]
+    return tuple(size for size in sizes if size <= largest)
+
+
+def _share_of_sizes(sizes: Sequence[int], floor: float) -> float:
+    every = (1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_SIZE + 1, 16))
+    return floor + (1 - floor) * sum(sizes) / sum(every) if sizes else 0.0
+
+
+def _newest(
+    rules: Sequence[Mapping[str, Any]], deployment: Deployment, *, v2_runner: bool
+) -> Mapping[str, Any]:
+    """The first fitting rule of the newest version that has one."""
+    facts = _facts(deployment, v2_runner=v2_runner)
+    fitting = [rule for rule in rules if _fits(rule["when"], facts)]
+    rule = _latest(fitting, deployment)
+    if rule is None:
+        raise LookupError(f"terms.yaml has no rule for {facts}")
+    return rule
+
+
+def _latest(rules: Sequence[Mapping[str, Any]], deployment: Deployment) -> Mapping[str, Any] | None:
+    """The first of the newest rules that are not younger than the version."""
+    release = _patch_release(deployment.engine_version)
+    started = [rule for rule in rules if _release(rule["first"]) <= release]
+    if not started:
+        return None
+    newest = max(_release(rule["first"]) for rule in started)
+    return next(rule for rule in started if _release(rule["first"]) == newest)
+
+
+def _fits(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    return all(
+        facts[key] in value if isinstance(value, list) else facts[key] == value
+        for key, value in when.items()
+    )
+
+
+def _facts(deployment: Deployment, *, v2_runner: bool) -> dict[str, Any]:
+    ranks = "tensor" if deployment.tp > 1 else "pipeline" if deployment.pp > 1 else "alone"
+    return {
+        "ranks": ranks,
+        "link": deployment.gpu.interconnect,
+        "card": "small" if deployment.total_bytes < SMALL_CARD_BYTES else "large",
+        "runner": "v2" if v2_runner else "v1",
+        "graphs": not deployment.enforce_eager,
+        "mla": deployment.model.mla is not None,
+        "type": deployment.model.model_type,
+    }
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))
+
+
+def _patch_release(version: str) -> tuple[int, ...]:
+    """The version as numbers, as far as it has them."""
+    major, minor = release_of(version)
+    rest = version.split(".")[2:3]
+    digits = re.match(r"\d+", rest[0]) if rest else None
+    return major, minor, int(digits[0]) if digits else 0
+
+
+@cache
+def _terms() -> Any:
+    text = files("kvexp_vllm").joinpath("terms.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
