@@ -105,6 +105,18 @@ class Engine(ABC):
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """CUDA-graph memory that the budget subtracts on one rank, from rules."""
 
+    def beyond_budget(self, deployment: Deployment, shape: RankShape) -> tuple[Part, ...]:
+        """What one rank's card holds at full load that no budget counts, from rules.
+
+        The CUDA context, communicators, the runner's buffers, what capture really takes. Empty
+        where nothing is known of it.
+        """
+        return ()
+
+    def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:
+        """What torch still holds of the forwards before when the engine is ready and idle."""
+        return profile.activation_bytes
+
     @abstractmethod
     def refuse_start(self, deployment: Deployment) -> Refusal | None:
         """The engine's check at start, before anything is loaded; None when it passes."""

@@ -13,6 +13,7 @@ from kvexp.errors import InvalidValue
 from kvexp.profiler import DeviceFacts
 from kvexp.results import (
     Budget,
+    Holding,
     Part,
     Profile,
     Provenance,
@@ -82,7 +83,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         result = summary(engine, deployment, profiles, quotas, plan)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
-        result = progress.keep(result)
+        result = progress.keep(_with_holding(result, engine, deployment))
     return _bounded(result, engine, deployment, profiles)
 
 
@@ -323,6 +324,55 @@ def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part,
             if num_blocks
             else ("no blocks are allocated" if rest >= 0 else "the parts above exceed the request"),
         ),
+    )
+
+
+def _with_holding(result: Result, engine: Engine, deployment: Deployment) -> Result:
+    """The result with what the card of its tightest rank will hold, where the engine has rules."""
+    shape = next(
+        (
+            shape
+            for shape, rank in zip(engine.ranks(deployment), result.ranks, strict=False)
+            if rank.budget == result.budget and rank.profile == result.profile
+        ),
+        None,
+    )
+    if shape is None or result.budget is None or result.profile is None or not result.num_blocks:
+        return result
+    parts = engine.beyond_budget(deployment, shape)
+    if not parts:
+        return result
+    budget, profile = result.budget, result.profile
+    unused = sum(part.size_bytes for part in budget.parts if part.name == "unused")
+    beyond = sum(part.size_bytes for part in parts) - profile.cudagraph_bytes
+    kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes
+    beyond += max(0, kept)
+    load = budget.requested_bytes - unused + beyond
+    doubt = math.isqrt(sum(part.above_bytes**2 for part in parts))
+    room = deployment.total_bytes - deployment.used_by_others_bytes - beyond - doubt
+    safe = min(room, deployment.free_bytes) / deployment.total_bytes
+    shift = profile.cudagraph_bytes / deployment.total_bytes
+    holding = Holding(
+        parts=parts,
+        held_at_start_bytes=load + min(0, kept),
+        held_under_load_bytes=load,
+        requested_bytes=budget.requested_bytes,
+        total_bytes=deployment.total_bytes,
+        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000),
+        util_without_graphs=round(deployment.util - shift, 4) if shift else None,
+        util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
+    )
+    result = replace(result, holding=holding)
+    if holding.fits or not result.ok or result.verified is not None:
+        return result
+    return replace(result, status=Status.oom, stage=Stage.graphs, reason=_too_much(holding))
+
+
+def _too_much(holding: Holding) -> str:
+    return (
+        f"full load would take {gib(holding.held_under_load_bytes)} of the card's"
+        f" {gib(holding.total_bytes)}: out of memory after the cache is allocated; util may be at"
+        f" most {holding.largest_safe_util:.4f}"
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from kvexp.errors import RequestError
 from kvexp.results import (
     Budget,
+    Holding,
     KvGroup,
     Part,
     Profile,
@@ -92,6 +93,7 @@ def to_dict(result: Result, origin: Origin | None = None) -> dict[str, Any]:
         **{name: getattr(result, name) for name in _SCALARS},
         "budget": _budget_dict(result.budget) if result.budget else None,
         "profile": _profile_dict(result.profile) if result.profile else None,
+        "holding": _holding_dict(result.holding) if result.holding else None,
         "refusal": _refusal_dict(result.refusal) if result.refusal else None,
         "layout": result.layout,
         "verified": result.verified,
@@ -121,11 +123,13 @@ def from_dict(data: Mapping[str, Any]) -> Result:
     """
     data = _upgraded(dict(data))
     return Result(
-        **{name: data[name] for name in _SCALARS if name not in ("status", "stage")},
+        **{name: data.get(name) for name in _SCALARS[3:]},
         status=Status(data["status"]),
         stage=Stage(data["stage"]),
+        reason=data["reason"],
         budget=_budget(data["budget"]) if data["budget"] else None,
         profile=_profile(data["profile"]) if data["profile"] else None,
+        holding=_holding(data["holding"]) if data.get("holding") else None,
         refusal=_refusal(data["refusal"]) if data["refusal"] else None,
         layout=data["layout"],
         verified=data.get("verified"),
@@ -370,6 +374,14 @@ def _refusal_dict(refusal: Refusal) -> dict[str, Any]:
     return {**_fields_dict(refusal), "gap_bytes": refusal.gap_bytes}
 
 
+def _holding_dict(holding: Holding) -> dict[str, Any]:
+    return {
+        **_fields_dict(holding),
+        "parts": _parts(holding.parts),
+        "above_request_bytes": holding.above_request_bytes,
+    }
+
+
 def _rank_dict(rank: RankResult) -> dict[str, Any]:
     return {
         **_fields_dict(rank),
@@ -400,6 +412,11 @@ def _profile(data: Mapping[str, Any]) -> Profile:
 
 def _refusal(data: Mapping[str, Any]) -> Refusal:
     return Refusal(**{name: value for name, value in data.items() if name != "gap_bytes"})
+
+
+def _holding(data: Mapping[str, Any]) -> Holding:
+    known = {name: value for name, value in data.items() if name != "above_request_bytes"}
+    return Holding(**{**known, "parts": tuple(_part(part) for part in data["parts"])})
 
 
 def _rank(data: Mapping[str, Any]) -> RankResult:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvexp import compare
-from kvexp.results import Budget, KvGroup, Part, Result
+from kvexp.results import Budget, Holding, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -173,6 +173,9 @@ def point_lines(result: Result) -> Iterator[str]:
     if result.budget is not None:
         yield ""
         yield from _budget_lines(result.budget)
+    if result.holding is not None:
+        yield ""
+        yield from _holding_lines(result.holding)
     if result.refusal is not None:
         yield ""
         yield from _refusal_lines(result)
@@ -354,6 +357,29 @@ def _budget_lines(budget: Budget) -> Iterator[str]:
     )
     for (name, size), why in zip(sizes, whys, strict=True):
         yield f"  {name:<{widest}} {_both(size)}{why}"
+
+
+def _holding_lines(holding: Holding) -> Iterator[str]:
+    """What stands on the card beside the budget, and what that makes of the card."""
+    stands = "above" if holding.above_request_bytes >= 0 else "below"
+    yield (
+        f"the card: {gib(holding.held_at_start_bytes)} in use when ready,"
+        f" {gib(holding.held_under_load_bytes)} under full load of {gib(holding.total_bytes)};"
+        f" full load stands {gib(abs(holding.above_request_bytes))} {stands} the request"
+        f"{'' if holding.fits else ' and does not fit'}"
+    )
+    shown = [part for part in holding.parts if part.size_bytes]
+    widest = max((len(part.name) for part in shown), default=0)
+    for part in shown:
+        why = f"{part.provenance}: {part.reason}{_interval(part)}"
+        yield f"  {part.name:<{widest}} {_both(part.size_bytes)}  {why}"
+    if holding.largest_safe_util is not None:
+        yield f"  largest util whose full load fits: {holding.largest_safe_util:.4f}"
+    if holding.util_keeping_cache is not None:
+        yield (
+            f"  util {holding.util_without_graphs:.4f} gives this cache where no graphs are"
+            f" subtracted, {holding.util_keeping_cache:.4f} here the cache of such a version"
+        )
 
 
 def _interval(part: Part) -> str:

@@ -169,6 +169,38 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Holding:
+    """What one card will really hold, of the rank that limits the cache.
+
+    `parts` stand on the card but in no budget. `held_at_start_bytes` are in use when the engine is
+    ready and idle, `held_under_load_bytes` under full load; both count everything but other
+    processes. `largest_safe_util` is the largest share whose full load, at the high end of every
+    interval, still fits. `util_without_graphs` is the share at which a version that subtracts no
+    graphs has this cache, `util_keeping_cache` the one that keeps the cache of such a version
+    here; null where no graphs are subtracted.
+    """
+
+    parts: tuple[Part, ...]
+    held_at_start_bytes: int
+    held_under_load_bytes: int
+    requested_bytes: int
+    total_bytes: int
+    largest_safe_util: float | None = None
+    util_without_graphs: float | None = None
+    util_keeping_cache: float | None = None
+
+    @property
+    def above_request_bytes(self) -> int:
+        """How far full load stands above (or, negative, below) what the engine requested."""
+        return self.held_under_load_bytes - self.requested_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether full load fits on the card."""
+        return self.held_under_load_bytes <= self.total_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankResult:
     """One rank of a tensor- and pipeline-parallel engine."""
 
@@ -224,6 +256,7 @@ class Result:
     values that were used. `readings` are the raw counters of a measuring profiler. `verified`:
     the cache was really allocated and the largest forward ran on top of it; where it did not,
     `largest_util` is the largest share that was tried and did.
+    `holding` is what the card will hold by rule, budget or not.
     """
 
     status: Status
@@ -245,6 +278,7 @@ class Result:
     largest_util: float | None = None
     budget: Budget | None = None
     profile: Profile | None = None
+    holding: Holding | None = None
     refusal: Refusal | None = None
     layout: str | None = None
     groups: tuple[KvGroup, ...] = ()

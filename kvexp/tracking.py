@@ -76,6 +76,12 @@ _METRICS = (
 )
 _PROFILE_METRICS = ("weights_bytes", "activation_bytes", "non_torch_bytes", "cudagraph_bytes")
 _BUDGET_METRICS = ("total_bytes", "free_bytes", "requested_bytes", "available_bytes")
+_HOLDING_METRICS = (
+    "held_at_start_bytes",
+    "held_under_load_bytes",
+    "above_request_bytes",
+    "largest_safe_util",
+)
 _OUTSIDE = "use tracking=off to keep results in the output folder only"
 
 
@@ -357,6 +363,7 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
     values: dict[str, Any] = {name: data.get(name) for name in _METRICS}
     values |= {name: profile.get(name) for name in _PROFILE_METRICS}
     values |= {name: budget.get(name) for name in _BUDGET_METRICS}
+    values |= {name: (data.get("holding") or {}).get(name) for name in _HOLDING_METRICS}
     if profile:
         values["peak_bytes"] = sum(profile[name] for name in _PROFILE_METRICS[:3])
     if budget:

@@ -74,6 +74,12 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_ru
     )
 
 
+def lasting_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """What the first forward allocates for good: workspaces of cuBLAS, experts and MLA."""
+    experts = _kept_experts_bytes(deployment) if rules.keeps_experts_workspace else 0
+    return _workspace_bytes(deployment) + experts + _mla_workspace_bytes(deployment)
+
+
 def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> bool:
     """Whether the profile run passes images through the model's encoder."""
     return deployment.model.encoder is not None and (rules.v2_profiles_images or not v2_runner)

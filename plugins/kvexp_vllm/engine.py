@@ -28,7 +28,7 @@ from kvexp.contract import (
     share_of_total,
     weights,
 )
-from kvexp_vllm import activation, defaults, fitted
+from kvexp_vllm import activation, buffers, defaults, fitted
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
 from kvexp_vllm.weights import adjusted_bytes, weights_memory_bytes
@@ -237,10 +237,22 @@ class Vllm(Engine):
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
         v2_runner = self.uses_v2_runner(deployment.model)
+        growth = fitted.non_torch(deployment, v2_runner=v2_runner)
+        if not self.rules.charges_whole_device:
+            why = "growth over the baseline: kernels and library handles"
+            return _predicted("non_torch", why, growth)
+        before = sum(part.size_bytes for part in self._before_baseline(deployment))
+        before += deployment.used_by_others_bytes
         return _predicted(
             "non_torch",
-            "growth over the baseline: kernels and library handles",
-            fitted.non_torch(deployment, v2_runner=v2_runner),
+            f"all that is in use on the device, {gib(before)} of context, communicators and other"
+            " processes included",
+            replace(
+                growth,
+                low_bytes=growth.low_bytes + before * 4 // 5,
+                size_bytes=growth.size_bytes + before,
+                high_bytes=growth.high_bytes + before * 6 // 5,
+            ),
         )
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
@@ -261,6 +273,38 @@ class Vllm(Engine):
             f"the runner's estimate for {sizes} sizes",
             fitted.graphs(deployment, "estimate", v2_runner=v2_runner),
         )
+
+    def beyond_budget(self, deployment: Deployment, shape: RankShape) -> tuple[Part, ...]:
+        """See `Engine.beyond_budget`."""
+        if self.rules.log_shape == "v0":
+            return ()
+        v2_runner = self.uses_v2_runner(deployment.model)
+        charged = self.rules.charges_whole_device
+        graphs = (
+            Estimate.exactly(0, "")
+            if deployment.enforce_eager
+            else fitted.graphs(deployment, "actual", v2_runner=v2_runner)
+        )
+        return (
+            *(() if charged else self._before_baseline(deployment)),
+            _predicted(
+                "runner_buffers",
+                "the runner's state of each request, allocated between load and profile",
+                buffers.runner(deployment, shape, v2_runner=v2_runner),
+            ),
+            _predicted(
+                "fragments",
+                "freed blocks that the loader's temporaries pin",
+                buffers.fragments(deployment, shape, self.rules),
+            ),
+            _predicted("graphs", "what capture takes", graphs),
+        )
+
+    def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:
+        """See `Engine.cached_bytes`."""
+        v2_runner = self.uses_v2_runner(deployment.model)
+        lasting = activation.lasting_bytes(deployment, self.rules)
+        return lasting + buffers.cached(deployment, self.rules, v2_runner=v2_runner)
 
     def refuse_start(self, deployment: Deployment) -> Refusal | None:
         """Free memory at the baseline below the request (`request_memory`)."""
@@ -335,6 +379,21 @@ class Vllm(Engine):
         if self.rules.log_shape == "one_line":
             return (f"{size}, {concurrency}",)
         return size, concurrency
+
+    def _before_baseline(self, deployment: Deployment) -> tuple[Part, ...]:
+        """What a rank has in use before its baseline."""
+        context = Part(
+            name="context",
+            size_bytes=deployment.gpu.context_bytes,
+            provenance=Provenance.assumed if deployment.gpu.context_from else Provenance.derived,
+            reason="one CUDA context, in use before the baseline",
+        )
+        connected = _predicted(
+            "communicators",
+            "NCCL and all-reduce buffers, in use before the baseline",
+            fitted.communicators(deployment),
+        )
+        return context, connected
 
     def _requested_bytes(self, deployment: Deployment) -> int:
         product = deployment.total_bytes * deployment.util

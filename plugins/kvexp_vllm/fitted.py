@@ -56,6 +56,24 @@ def non_torch(deployment: Deployment, *, v2_runner: bool) -> Estimate:
     )
 
 
+def communicators(deployment: Deployment) -> Estimate:
+    """What connects the ranks, in use before the baseline, on one card."""
+    if deployment.num_ranks == 1:
+        return Estimate.exactly(0, "")
+    sizes = _terms()["communicators"]
+    mib = sizes["first_mib"]
+    if deployment.tp > 1:
+        mib += sizes["all_reduce_mib"]
+        if deployment.model.moe is not None:
+            mib += sizes["experts_mib"]
+    return Estimate(
+        low_bytes=int(mib * 0.9 * MIB),
+        size_bytes=int(mib * MIB),
+        high_bytes=int(mib * 1.1 * MIB),
+        source=sizes["source"],
+    )
+
+
 def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
 

@@ -20,6 +20,8 @@ class VersionRules:
     `estimates_graphs`: whether a CUDA-graph estimate is subtracted: never, for the V1 model
     runner only, or always.
     `v2_runner`: what runs on the V2 model runner by default: none, dense models, or all.
+    `charges_whole_device`: all that is in use on the device is charged, the CUDA context,
+    communicators and other processes included.
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
     top-k kernel keeps an fp32 row a multiprocessor. `keeps_experts_workspace`: the fused experts'
@@ -35,6 +37,7 @@ class VersionRules:
     estimates_graphs: str
     v2_runner: str
     seqs_by_memory: bool
+    charges_whole_device: bool = False
     load_split_limit: bool = False
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
@@ -54,8 +57,11 @@ _V0 = VersionRules(
     seqs_by_memory=False,
     log_shape="v0",
 )
-_V1 = replace(_V0, first=(0, 8), seqs_by_memory=True, log_shape="two_lines")
-_0_11 = replace(_V1, first=(0, 11), checks_free_memory=True)
+_V1 = replace(
+    _V0, first=(0, 8), seqs_by_memory=True, charges_whole_device=True, log_shape="two_lines"
+)
+_0_9 = replace(_V1, first=(0, 9), charges_whole_device=False)
+_0_11 = replace(_0_9, first=(0, 11), checks_free_memory=True)
 _0_12 = replace(_0_11, first=(0, 12), keeps_experts_workspace=True)
 _0_17 = replace(_0_12, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
 _0_18 = replace(_0_17, first=(0, 18), requested_is_whole=True)
@@ -72,7 +78,7 @@ _0_27 = replace(
     very_large_server_tokens=16384,
     v2_profiles_images=True,
 )
-COLUMNS = (_V0, _V1, _0_11, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
+COLUMNS = (_V0, _V1, _0_9, _0_11, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 

@@ -1,0 +1,72 @@
+"""What vLLM keeps on a card outside its budget, beside context, communicators and graphs."""
+
+from kvexp.contract import MIB, Deployment, RankShape, weights
+from kvexp_vllm.fitted import Estimate
+from kvexp_vllm.rules import VersionRules, release_of
+
+ROW_BYTES = 18700  # of the V2 runner's state beside the vocabulary's
+FIXED_BYTES = 800_000
+VOCABULARY_BYTES = 4.25  # an int32 count and two bits of masks an entry
+V1_BUFFERS_BYTES = 66 * MIB  # 41 to 77 MiB in four cases on one H200
+CACHED_SHARE = 1.35  # of the warm-up's fp32 logits, by what stays reserved in nine cases
+SLACK_BYTES = 100 * MIB  # reserved and not allocated, whatever the shape
+FRAGMENTS_SINCE = (0, 19)  # torch 2.10
+
+
+def runner(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Estimate:
+    """Buffers that are allocated after the weights were measured and before the profile.
+
+    V2 runner: max_num_seqs x (4.25 x vocabulary + 18.7 KB) + 0.8 MB on the last stage, and two
+    buffers of hidden states on later stages; within 1 % in all cases measured on H200s.
+    """
+    model = deployment.model
+    if not v2_runner:
+        return Estimate(
+            low_bytes=40 * MIB,
+            size_bytes=V1_BUFFERS_BYTES,
+            high_bytes=160 * MIB,
+            source="four cases of the V1 runner of 0.26 on H200",
+        )
+    size = 0.0
+    if shape.pp_rank == deployment.pp - 1:
+        row = VOCABULARY_BYTES * weights.padded_vocab_size(model) + ROW_BYTES
+        size = deployment.max_num_seqs * row + FIXED_BYTES
+    if shape.pp_rank > 0:
+        tokens = deployment.max_num_batched_tokens
+        size += 2 * deployment.dtype.itemsize_bytes * model.hidden_size * tokens
+    return Estimate(
+        low_bytes=int(size * 0.99),
+        size_bytes=int(size),
+        high_bytes=int(size * 1.01),
+        source="vLLM 0.26 on one and two H200s",
+    )
+
+
+def fragments(deployment: Deployment, shape: RankShape, rules: VersionRules) -> Estimate:
+    """Halves of freed segments that MXFP4 experts leave where loading has no split limit.
+
+    A down projection is placed into the freed segment of a gate and up projection twice its size;
+    the rest is too small for the next and stays reserved (PyTorch 2.10, vLLM's pull request 41268).
+    """
+    moe = deployment.model.moe
+    since = release_of(deployment.engine_version) >= FRAGMENTS_SINCE
+    if moe is None or moe.format != "mxfp4" or rules.load_split_limit or not since:
+        return Estimate.exactly(0, "")
+    width = moe.moe_intermediate_size // deployment.tp
+    down = moe.num_experts * width * deployment.model.hidden_size // 2
+    size = down * shape.num_layers
+    return Estimate(
+        low_bytes=size // 2,
+        size_bytes=size,
+        high_bytes=size,
+        source="the mechanism that the pull request describes",
+    )
+
+
+def cached(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> int:
+    """What torch keeps of the warm-up's sampler when the engine is ready, by runner."""
+    rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
+    entries = rows * weights.padded_vocab_size(deployment.model)
+    if v2_runner:
+        return int(CACHED_SHARE * 4 * entries) + SLACK_BYTES
+    return (deployment.dtype.itemsize_bytes + rules.sampler_bytes) * entries + SLACK_BYTES

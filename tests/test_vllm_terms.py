@@ -1,0 +1,157 @@
+"""vLLM's memory terms by version, runner and card, against public start-up logs (GiB)."""
+
+import pytest
+
+import kvexp
+from kvexp.results import Stage, Status
+
+GIB = 1 << 30
+PRINTED = 0.0151 * GIB
+H100 = ("gpu=h100", "util=0.95", "max_model_len=8192", "max_num_batched_tokens=8192")
+CAMPAIGN = (*H100, "max_num_seqs=1024", "engine.version=0.19.0")
+
+LOGS = {  # overrides, weights, activation, non-torch: what the engine printed
+    "0.17 samples with Triton": (
+        [*H100, "model=qwen3_14b", "engine.version=0.17.0"],
+        (27.52, 2.23, 0.13),
+    ),
+    "0.14 sorts": (
+        [
+            "gpu=h100",
+            "util=0.9",
+            "max_model_len=16000",
+            "model=qwen3_0_6b",
+            "engine.version=0.14.0",
+        ],
+        (1.12, 5.56, 0.13),
+    ),
+    "a dense model": ([*CAMPAIGN, "model=llama31_8b"], (14.99, 1.89, 0.25)),
+    "fp32": ([*CAMPAIGN, "model=llama31_8b", "dtype=fp32"], (29.98, 2.21, 0.25)),
+    "the forward is larger": ([*CAMPAIGN, "model=granite31_8b"], (15.25, 0.85, 0.46)),
+    "experts keep a workspace": ([*CAMPAIGN, "model=qwen3_30b_a3b"], (56.88, 2.68, 0.27)),
+    "experts wider than the model": (
+        [*CAMPAIGN, "model=mixtral_8x7b", "tp=2"],
+        (43.51, 1.21, 2.07),
+    ),
+    "MLA": ([*CAMPAIGN, "model=deepseek_v2_lite"], (29.43, 1.93, 0.26)),
+    "two ranks over NVLink": ([*CAMPAIGN, "model=llama31_8b", "tp=2"], (7.51, 1.89, 2.07)),
+    "four ranks": ([*CAMPAIGN, "model=qwen25_7b", "tp=4"], (3.55, 2.21, 2.13)),
+    "V0 sorts too": (
+        [
+            "gpu=a10g",
+            "model=qwen25_math_1_5b",
+            "max_model_len=4096",
+            "util=0.9",
+            "engine.version=0.7.2",
+        ],
+        (2.88, 1.40, 0.05),
+    ),
+    "V0's forward": (
+        ["gpu=t4", "model=qwen25_1_5b", "max_model_len=32768", "util=0.5", "engine.version=0.7.3"],
+        (2.89, 2.02, 0.01),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_terms_are_those_that_the_engine_printed(name):
+    overrides, printed = LOGS[name]
+    profile = kvexp.run(overrides).profile
+
+    for part, gib in zip(
+        (profile.weights, profile.activation, profile.non_torch), printed, strict=True
+    ):
+        low, high = part.size_bytes - part.below_bytes, part.size_bytes + part.above_bytes
+        assert low - PRINTED <= gib * GIB <= high + PRINTED
+        if part.name != "non_torch":
+            assert part.size_bytes == pytest.approx(gib * GIB, abs=2 * PRINTED)
+
+
+def test_the_last_stage_holds_what_the_stage_before_sent():
+    ranks = kvexp.run([*CAMPAIGN, "model=llama31_8b", "pp=4"]).ranks
+
+    assert ranks[-1].profile.activation_bytes == pytest.approx(2.01 * GIB, abs=PRINTED)
+    assert ranks[-1].budget.available_bytes == pytest.approx(68.89 * GIB, abs=2 * PRINTED)
+
+
+def test_version_0_8_charges_the_context_and_0_9_does_not():
+    asked = ["gpu=rtx_3090", "model=opt_125m"]
+    before, after = (
+        kvexp.run([*asked, f"engine.version={version}"]).profile.non_torch_bytes
+        for version in ("0.8.5", "0.9.2")
+    )
+
+    assert before - after == 552402944
+
+
+def test_errors_of_independent_terms_add_as_squares():
+    result = kvexp.run([*CAMPAIGN, "model=qwen3_30b_a3b", "gpu.total_bytes=80GiB"])
+    parts = result.profile.parts
+    error = sum(part.above_bytes**2 for part in parts) ** 0.5
+    lost = (result.num_blocks - result.num_blocks_low) * result.block_bytes
+
+    assert lost == pytest.approx(error, abs=2 * result.block_bytes)
+    assert result.kv_tokens_low < result.kv_tokens < result.kv_tokens_high
+    assert result.max_concurrency_low < result.max_concurrency < result.max_concurrency_high
+
+
+def test_a_term_outside_what_was_fitted_says_so_and_is_wider():
+    inside = kvexp.run(["gpu=h200", "model=qwen3_8b", "enforce_eager=true"]).profile.activation
+    outside = kvexp.run(
+        ["gpu=h200", "model=qwen3_8b", "enforce_eager=true", "engine.version=0.30.0"]
+    ).profile.activation
+
+    assert inside.above_bytes == 0
+    assert outside.above_bytes > 0
+    assert "not to 0.30.0" in outside.reason
+
+
+def test_graphs_are_subtracted_by_some_versions_only():
+    asked = ["model=qwen3_30b_a3b", "gpu=h200", "engine.version="]
+    sizes = {
+        version: kvexp.run([*asked[:-1], f"engine.version={version}"]).profile.cudagraph_bytes
+        for version in ("0.19.0", "0.22.0", "0.26.0")
+    }
+
+    assert sizes["0.19.0"] == 0
+    assert 0 < sizes["0.26.0"] < sizes["0.22.0"]
+    assert sizes["0.26.0"] == 689963008  # measured
+
+
+READY = {  # bytes in use above the request when the engine was ready, measured on one H200
+    "model=llama3_8b enforce_eager=true max_model_len=8192": 1035311513,
+    "model=llama3_8b max_model_len=8192": 1876269465,
+    "model=llama3_8b enforce_eager=true max_model_len=8192 max_num_batched_tokens=2048": 1706000000,
+    "model=llama3_8b enforce_eager=true max_model_len=8192 max_num_seqs=64": -202000000,
+    "model=qwen3_8b enforce_eager=true max_model_len=8192": 1287000000,
+    "model=qwen3_30b_a3b enforce_eager=true max_model_len=8192": 679000000,
+}
+
+
+@pytest.mark.parametrize("asked", READY)
+def test_the_card_holds_what_was_measured_when_the_engine_was_ready(asked):
+    holding = kvexp.run([*asked.split(), "gpu=h200"]).holding
+
+    above = holding.held_at_start_bytes - holding.requested_bytes
+    assert above == pytest.approx(READY[asked], abs=0.15 * GIB)
+    assert holding.held_under_load_bytes >= holding.held_at_start_bytes
+    assert holding.fits
+
+
+def test_gpt_oss_at_95_percent_runs_out_of_memory_after_the_cache_and_at_90_it_starts():
+    asked = [*CAMPAIGN, "model=gpt_oss_20b"]
+    much, less = kvexp.run(asked), kvexp.run([*asked, "util=0.9"])
+
+    assert (much.status, much.stage) == (Status.oom, Stage.graphs)
+    assert "out of memory after the cache is allocated" in much.reason
+    assert much.num_blocks > 0
+    assert less.ok
+    assert 0.9 <= much.holding.largest_safe_util < 0.95
+
+
+def test_the_share_that_keeps_the_cache_of_a_version_without_graphs():
+    result = kvexp.run(["model=qwen3_30b_a3b", "gpu=h200", "util=0.92"])
+    share = result.profile.cudagraph_bytes / result.budget.total_bytes
+
+    assert result.holding.util_keeping_cache == round(0.92 + share, 4)
+    assert result.holding.util_without_graphs == round(0.92 - share, 4)
