@@ -25,6 +25,7 @@ MLA_TYPES = (
     "kimi_k2",
     "kimi_linear",
     "longcat_flash",
+    "mistral4",
     "pangu_ultra_moe",
     "bailing_hybrid",
 )

@@ -146,7 +146,7 @@ def decoder_facts(
     stated = section.text("model_type") or section.around().text("model_type")
     if stated is None:
         section.assume("model_type is not given: the common decoder block is assumed")
-    model_type = TEXT_TYPES.get((stated or "unknown").lower(), (stated or "unknown").lower())
+    model_type = _model_type(section, (stated or "unknown").lower())
     if model_type in REFUSED:
         raise InvalidValue(f"config.json: model_type {stated!r}: {REFUSED[model_type]}")
     plain = {name: value for name, value in given.items() if name in OVERRIDABLE}
@@ -201,6 +201,14 @@ def decoder_facts(
         section.assume("the experts are stored as mxfp4 (quantization_config)")
     facts["tower_parameters"] = tower_parameters(section, hidden)
     return facts
+
+
+def _model_type(section: Section, stated: str) -> str:
+    """The type by whose rule the model is built; Grok's configs name another model's."""
+    names = section.texts("architectures") or [""]
+    if names[0].startswith("Grok1"):
+        return "grok2" if section.flag("residual_moe") else "grok-1"
+    return TEXT_TYPES.get(stated, stated)
 
 
 def _architecture(section: Section) -> str:

@@ -6,6 +6,8 @@ from kvexp.hf.section import Section
 from kvexp.request import LinearAttention, Mamba
 
 _MAMBA1 = ("jamba", "mamba", "falcon_mamba")
+_WITHOUT_MLP = ("mamba", "falcon_mamba")
+"""Types whose `intermediate_size` is the state's, whatever `expand` says (Falcon-Mamba: 16)."""
 
 
 def mamba(section: Section, model_type: str, hidden: int) -> Mamba:
@@ -19,7 +21,7 @@ def mamba(section: Section, model_type: str, hidden: int) -> Mamba:
     )
     bias = section.flag("mamba_conv_bias", "use_conv_bias")
     state = section.required("mamba_d_state", "ssm_state_size", "state_size")
-    inner = _inner(section, hidden)
+    inner = _inner(section, model_type, hidden)
     if model_type in _MAMBA1:
         return Mamba(
             mamba_n_heads=inner,
@@ -95,8 +97,10 @@ def linear_attention(section: Section, model_type: str, hidden: int) -> LinearAt
     )
 
 
-def _inner(section: Section, hidden: int) -> int:
-    names = ("mamba_d_ssm", "mamba_intermediate_size", "d_inner")
+def _inner(section: Section, model_type: str, hidden: int) -> int:
+    names = ["mamba_d_ssm", "mamba_intermediate_size", "d_inner"]
+    if model_type in _WITHOUT_MLP:
+        names.append("intermediate_size")
     stated = section.integer(*names)
     if stated is not None:
         return stated
