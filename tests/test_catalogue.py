@@ -14,6 +14,7 @@ from kvexp.units import GIB
 CONF = Path(__file__).parents[1] / "conf"
 MODEL_FILES = sorted((CONF / "model").glob("*.yaml"))
 GPU_FILES = sorted((CONF / "gpu").glob("*.yaml"))
+FACTS = OmegaConf.to_container(OmegaConf.load(Path(__file__).parent / "data" / "catalogue.yaml"))
 H200_CONTEXT_BYTES = 552_402_944
 
 # Keys that a model file states even where the default would do.
@@ -34,209 +35,6 @@ STATED = {
     "tie_word_embeddings",
     "torch_dtype",
     "attention_bias",
-}
-
-# Parameters of the published checkpoints, a shared embedding and head counted once.
-PARAMETERS = {
-    "llama2_7b": 6_738_415_616,
-    "llama2_13b": 13_015_864_320,
-    "llama2_70b": 68_976_648_192,
-    "llama3_8b": 8_030_261_248,
-    "llama3_70b": 70_553_706_496,
-    "llama31_8b": 8_030_261_248,
-    "llama31_70b": 70_553_706_496,
-    "llama32_1b": 1_235_814_400,
-    "llama32_3b": 3_212_749_824,
-    "llama33_70b": 70_553_706_496,
-    "deepseek_r1_distill_llama_8b": 8_030_261_248,
-    "deepseek_r1_distill_llama_70b": 70_553_706_496,
-    "qwen25_0_5b": 494_032_768,
-    "qwen25_1_5b": 1_543_714_304,
-    "qwen25_7b": 7_615_616_512,
-    "qwen25_14b": 14_770_033_664,
-    "qwen25_32b": 32_763_876_352,
-    "qwen25_72b": 72_706_203_648,
-    "qwen3_0_6b": 596_049_920,
-    "qwen3_1_7b": 1_720_574_976,
-    "qwen3_4b": 4_022_468_096,
-    "qwen3_8b": 8_190_735_360,
-    "qwen3_14b": 14_768_307_200,
-    "qwen3_32b": 32_762_123_264,
-    "mistral_7b": 7_248_023_552,
-    "phi4": 14_659_507_200,
-    "phi3_mini": 3_821_079_552,
-    "mistral_7b_v01": 7_241_732_096,
-}
-
-# The same of models that are not dense decoders alone; without towers for images.
-OTHER_PARAMETERS = {
-    "gemma3_12b": 11_766_034_176,
-    "gpt_oss_20b": 20_914_757_184,
-    "deepseek_v2_lite": 15_706_484_224,
-    "qwen3_30b_a3b": 30_532_122_624,
-    "llama4_scout": 107_769_861_120,
-}
-
-# Totals of model cards and papers in billions, to the digits given there.
-PUBLISHED_BILLIONS = {
-    "mistral_small_31_24b": 23.57,
-    "deepseek_r1": 671.0,
-    "deepseek_v3": 671.0,
-    "llama31_405b": 405.9,
-    "mixtral_8x22b": 140.6,
-    "mixtral_8x7b": 46.7,
-    "gpt_oss_120b": 116.8,
-    "qwen3_235b_a22b": 235.1,
-    "qwen3_235b_a22b_2507": 235.1,
-    "qwen3_30b_a3b_2507": 30.5,
-    "minimax_m2": 228.7,
-    "minimax_m25": 228.7,
-    "mimo_v2_flash": 308.8,
-    "nemotron3_nano_30b_a3b": 31.6,
-    "gemma3_1b": 1.0,
-    "gemma3_4b": 3.9,
-    "gemma3_27b": 27.0,
-    "gemma2_2b": 2.61,
-    "gemma2_9b": 9.24,
-    "gemma2_27b": 27.2,
-    "gemma_7b": 8.54,
-    "falcon_7b": 6.92,
-    "falcon_40b": 41.3,
-    "codellama_7b": 6.74,
-    "codellama_34b": 33.7,
-    "tinyllama_1b": 1.1,
-    "olmo2_7b": 7.3,
-    "phi2": 2.78,
-    "phi4_mini": 3.84,
-    "qwen25_3b": 3.09,
-    "qwen2_7b": 7.62,
-    "qwen25_math_1_5b": 1.54,
-    "qwq_32b": 32.8,
-    "mistral_large_2407": 122.6,
-    "smollm2_1_7b": 1.71,
-    "stablelm2_1_6b": 1.64,
-    "baichuan2_7b": 7.51,
-    "internlm2_7b": 7.74,
-    "internlm25_7b": 7.74,
-    "starcoder2_7b": 7.17,
-    "exaone4_32b": 32.0,
-    "smollm3_3b": 3.08,
-    "granite31_2b": 2.53,
-    "granite31_8b": 8.17,
-    "opt_125m": 0.125,
-    "opt_1_3b": 1.32,
-    "opt_6_7b": 6.66,
-    "qwen15_7b": 7.72,
-    "qwen15_72b": 72.3,
-    "jamba15_mini": 51.6,
-    "mistral_nemo": 12.2,
-}
-
-# Bytes of K and V of one token, all layers, at two bytes an element.
-KV_BYTES_PER_TOKEN = {
-    "whisper_large_v3": 163_840,
-    "mistral_small_31_24b": 163_840,
-    "llama2_7b": 524_288,
-    "llama2_13b": 819_200,
-    "llama2_70b": 327_680,
-    "llama3_8b": 131_072,
-    "llama3_70b": 327_680,
-    "llama31_8b": 131_072,
-    "llama31_70b": 327_680,
-    "llama32_1b": 32_768,
-    "llama32_3b": 114_688,
-    "llama33_70b": 327_680,
-    "deepseek_r1_distill_llama_8b": 131_072,
-    "deepseek_r1_distill_llama_70b": 327_680,
-    "qwen25_0_5b": 12_288,
-    "qwen25_1_5b": 28_672,
-    "qwen25_7b": 57_344,
-    "qwen25_14b": 196_608,
-    "qwen25_32b": 262_144,
-    "qwen25_72b": 327_680,
-    "qwen3_0_6b": 114_688,
-    "qwen3_1_7b": 114_688,
-    "qwen3_4b": 147_456,
-    "qwen3_8b": 147_456,
-    "qwen3_14b": 163_840,
-    "qwen3_32b": 262_144,
-    "mistral_7b": 131_072,
-    "phi4": 204_800,
-    "phi3_mini": 393_216,
-    "mistral_7b_v01": 131_072,
-    "qwen3_30b_a3b": 98_304,
-    "baichuan2_7b": 524_288,
-    "codellama_34b": 196_608,
-    "codellama_7b": 524_288,
-    "falcon_40b": 122_880,
-    "falcon_7b": 8_192,
-    "gemma_7b": 458_752,
-    "granite31_2b": 81_920,
-    "granite31_8b": 163_840,
-    "internlm25_7b": 131_072,
-    "internlm2_7b": 131_072,
-    "llama31_405b": 516_096,
-    "minimax_m2": 253_952,
-    "minimax_m25": 253_952,
-    "mistral_large_2407": 360_448,
-    "mistral_nemo": 163_840,
-    "mixtral_8x22b": 229_376,
-    "mixtral_8x7b": 131_072,
-    "olmo2_7b": 524_288,
-    "opt_125m": 36_864,
-    "opt_1_3b": 196_608,
-    "opt_6_7b": 524_288,
-    "phi2": 327_680,
-    "qwen15_72b": 2_621_440,
-    "qwen15_7b": 524_288,
-    "qwen25_3b": 36_864,
-    "qwen25_math_1_5b": 28_672,
-    "qwen25_vl_7b": 57_344,
-    "qwen2_7b": 57_344,
-    "qwen3_235b_a22b": 192_512,
-    "qwen3_235b_a22b_2507": 192_512,
-    "qwen3_30b_a3b_2507": 98_304,
-    "qwen3_vl_30b_a3b": 98_304,
-    "qwq_32b": 262_144,
-    "smollm2_1_7b": 196_608,
-    "smollm3_3b": 73_728,
-    "stablelm2_1_6b": 196_608,
-    "tinyllama_1b": 22_528,
-}
-
-# Layers of each kind.
-LAYERS = {
-    "gemma4_31b": {"sliding_attention": 50, "full_attention": 10},
-    "gemma3_12b": {"sliding_attention": 40, "full_attention": 8},
-    "gpt_oss_20b": {"sliding_attention": 12, "full_attention": 12},
-    "phi3_mini": {"sliding_attention": 32},
-    "mistral_7b_v01": {"sliding_attention": 32},
-    "llama4_scout": {"chunked_attention": 36, "full_attention": 12},
-    "granite4_h_1b": {"mamba": 36, "full_attention": 4},
-    "deepseek_v2_lite": {"full_attention": 27},
-    "qwen3_30b_a3b": {"full_attention": 48},
-    "deepseek_r1": {"full_attention": 61},
-    "deepseek_v3": {"full_attention": 61},
-    "deepseek_v32": {"full_attention": 61},
-    "exaone4_32b": {"sliding_attention": 48, "full_attention": 16},
-    "gemma2_27b": {"sliding_attention": 23, "full_attention": 23},
-    "gemma2_2b": {"sliding_attention": 13, "full_attention": 13},
-    "gemma2_9b": {"sliding_attention": 21, "full_attention": 21},
-    "gemma3_1b": {"sliding_attention": 22, "full_attention": 4},
-    "gemma3_27b": {"sliding_attention": 52, "full_attention": 10},
-    "gemma3_4b": {"sliding_attention": 29, "full_attention": 5},
-    "glm47_flash": {"full_attention": 47},
-    "gpt_oss_120b": {"sliding_attention": 18, "full_attention": 18},
-    "jamba15_mini": {"mamba": 28, "full_attention": 4},
-    "kimi_k2": {"full_attention": 61},
-    "kimi_k2_thinking": {"full_attention": 61},
-    "llama4_maverick": {"chunked_attention": 36, "full_attention": 12},
-    "mimo_v2_flash": {"full_attention": 9, "sliding_attention": 39},
-    "nemotron3_nano_30b_a3b": {"mamba": 23, "mlp": 23, "full_attention": 6},
-    "phi4_mini": {"sliding_attention": 32},
-    "qwen35_27b": {"linear_attention": 48, "full_attention": 16},
-    "qwen3_next_80b_a3b": {"linear_attention": 36, "full_attention": 12},
-    "starcoder2_7b": {"sliding_attention": 32},
 }
 
 # Totals as printed, GiB: what cudaMemGetInfo gives, never the size on the box.
@@ -367,31 +165,45 @@ def test_model_architecture_matches_its_type(path):
         "llama4_text": "Llama4ForCausalLM",
         "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     }
-    if m.model_type in expected and not m.architecture.endswith("ForConditionalGeneration"):
+    alone = not m.tower_parameters and not m.architecture.endswith("ForConditionalGeneration")
+    if m.model_type in expected and alone:
         assert m.architecture == expected[m.model_type]
         assert m.attention_bias is (m.model_type in ("qwen2", "gpt_oss"))
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", FACTS["parameters"])
 def test_parameters_equal_the_published_total(name):
-    assert parameters(model(name)) == PARAMETERS[name]
+    assert parameters(model(name)) == FACTS["parameters"][name]
 
 
-@pytest.mark.parametrize("name", [*PARAMETERS, *OTHER_PARAMETERS])
+@pytest.mark.parametrize("name", [*FACTS["parameters"], *FACTS["other_parameters"]])
 def test_tensors_add_up_to_the_published_total(name):
-    assert held_parameters(model(name)) == (PARAMETERS | OTHER_PARAMETERS)[name]
+    assert held_parameters(model(name)) == (FACTS["parameters"] | FACTS["other_parameters"])[name]
 
 
 def test_tensors_of_granite_add_up_to_the_published_1_46_billion():
     assert round(held_parameters(model("granite4_h_1b")) / 1e9, 2) == 1.46
 
 
-@pytest.mark.parametrize("name", PUBLISHED_BILLIONS)
+@pytest.mark.parametrize("name", FACTS["billions"])
 def test_tensors_add_up_to_the_published_billions(name):
-    published = PUBLISHED_BILLIONS[name]
+    published = FACTS["billions"][name]
     digits = len(str(published).partition(".")[2])
 
     assert round(held_parameters(model(name)) / 1e9, digits) == published
+
+
+@pytest.mark.parametrize("name", FACTS["whole_parameters"])
+def test_tensors_add_up_to_those_of_the_whole_model(name):
+    assert weights.parameters(model(name)) == FACTS["whole_parameters"][name]
+
+
+@pytest.mark.parametrize("name", FACTS["whole_billions"])
+def test_tensors_add_up_to_the_published_billions_with_the_encoder(name):
+    published = FACTS["whole_billions"][name]
+    digits = len(str(published).partition(".")[2])
+
+    assert round(weights.parameters(model(name)) / 1e9, digits) == published
 
 
 def test_tensors_of_whisper_add_up_to_the_published_1_54_billion():
@@ -399,7 +211,9 @@ def test_tensors_of_whisper_add_up_to_the_published_1_54_billion():
 
 
 def test_every_entry_has_its_cache_stated():
-    assert {path.stem for path in MODEL_FILES} == KV_BYTES_PER_TOKEN.keys() | LAYERS.keys()
+    assert {path.stem for path in MODEL_FILES} == FACTS["kv_bytes_per_token"].keys() | FACTS[
+        "layers"
+    ].keys()
 
 
 def test_every_id_belongs_to_one_entry():
@@ -411,10 +225,13 @@ def test_every_id_belongs_to_one_entry():
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", FACTS["layers"])
 def test_layers_of_each_kind(name):
     m = model(name)
-    assert Counter(m.layer_type(index) for index in range(m.num_hidden_layers)) == LAYERS[name]
+    assert (
+        Counter(m.layer_type(index) for index in range(m.num_hidden_layers))
+        == FACTS["layers"][name]
+    )
 
 
 @pytest.mark.parametrize(
@@ -444,10 +261,12 @@ def test_places_of_the_full_layers(name, layers):
     assert full == list(layers)
 
 
-def test_deepseek_caches_one_latent_a_token_and_layer():
-    m = model("deepseek_v2_lite")
-    assert m.mla.latent_size == 576
-    assert m.num_hidden_layers * m.mla.latent_size * 2 == 31_104
+@pytest.mark.parametrize("name", FACTS["latent_bytes_per_token"])
+def test_latent_bytes_of_a_token(name):
+    m = model(name)
+    full = sum(m.layer_type(i) == "full_attention" for i in range(m.num_hidden_layers))
+    assert m.mla.latent_cache
+    assert full * m.mla.latent_size * 2 == FACTS["latent_bytes_per_token"][name]
 
 
 @pytest.mark.parametrize(
@@ -459,10 +278,12 @@ def test_layers_with_experts(name, layers):
     assert sum(m.has_experts(index) for index in range(m.num_hidden_layers)) == layers
 
 
-@pytest.mark.parametrize("name", KV_BYTES_PER_TOKEN)
+@pytest.mark.parametrize("name", FACTS["kv_bytes_per_token"])
 def test_kv_bytes_of_a_token(name):
     m = model(name)
-    assert 2 * m.num_hidden_layers * m.kv_heads * m.head_size * 2 == KV_BYTES_PER_TOKEN[name]
+    assert (
+        2 * m.num_hidden_layers * m.kv_heads * m.head_size * 2 == FACTS["kv_bytes_per_token"][name]
+    )
 
 
 @pytest.mark.parametrize("name", ["llama2_7b", "llama2_13b", "llama2_70b"])
