@@ -6,6 +6,7 @@ caching allocator would, `forecast` reads the figures off. Only what `tracing` c
 """
 
 from kvexp.simulate.allocator import CachingAllocator, OutOfMemory
+from kvexp.simulate.blocks import Difference, LiveBlock, blocks_in_snapshot, differences
 from kvexp.simulate.case import Case
 from kvexp.simulate.configs import make_config, read_facts
 from kvexp.simulate.device import Device, find
@@ -23,12 +24,16 @@ __all__ = [
     "Case",
     "Confidence",
     "Device",
+    "Difference",
     "Forecast",
     "Limits",
+    "LiveBlock",
     "OutOfMemory",
     "Subject",
     "Trace",
     "Untraceable",
+    "blocks_in_snapshot",
+    "differences",
     "draw_timeline",
     "find",
     "make_config",

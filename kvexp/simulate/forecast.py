@@ -3,12 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from kvexp.simulate.addresses import POLICIES, AddressSpace
 from kvexp.simulate.allocator import CachingAllocator, OutOfMemory
+from kvexp.simulate.blocks import LiveBlock, blocks_at
 from kvexp.simulate.device import Device
 from kvexp.simulate.replaying import Peak, Process, live_at
 from kvexp.simulate.settings import AllocatorSettings
@@ -48,6 +49,7 @@ class BlockAtPeak:
 class Forecast:
     """Sizes in bytes. `first` is a fresh process's forward, `warm` a later one.
 
+    `blocks` are the largest causes at the first forward's peak, `live_blocks` every block there.
     `activation_low_bytes` is the lower of two readings where `confidence` is bounded. Reserved
     memory is a range over what the driver may do with addresses.
     """
@@ -64,6 +66,7 @@ class Forecast:
     confidence: Confidence
     doubts: tuple[str, ...]
     blocks: tuple[BlockAtPeak, ...]
+    live_blocks: tuple[LiveBlock, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """For a result's readings."""
@@ -81,16 +84,8 @@ class Forecast:
             "workspaces": dict(self.workspaces),
             "confidence": self.confidence.value,
             "doubts": list(self.doubts),
-            "blocks_at_peak": [
-                {
-                    "size_bytes": block.size_bytes,
-                    "count": block.count,
-                    "operator": block.operator,
-                    "module": block.module,
-                    "line": block.line,
-                }
-                for block in self.blocks
-            ],
+            "blocks_at_peak": [asdict(block) for block in self.blocks],
+            "live_blocks": [asdict(block) for block in self.live_blocks],
         }
 
 
@@ -131,6 +126,7 @@ def forecast(
         confidence=_confidence(trace, device, alive, is_range=lowest < run.first.activation_bytes),
         doubts=tuple(dict.fromkeys(doubt for each in traces for doubt in each.doubts)),
         blocks=_blocks(trace, alive),
+        live_blocks=blocks_at(trace, run.first.event, input_bytes, run.workspaces),
     )
 
 

@@ -4,6 +4,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from kvexp.simulate.settings import AllocatorSettings
 from kvexp.simulate.trace import Cause, Trace
 
 _START = 1 << 46
@@ -17,19 +18,19 @@ def write_snapshot(trace: Trace, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_bytes(pickle.dumps(_snapshot(trace), protocol=4))
+    path.write_bytes(pickle.dumps(snapshot(trace), protocol=4))
 
 
-def _snapshot(trace: Trace) -> dict[str, Any]:
+def snapshot(trace: Trace) -> dict[str, Any]:
+    """The trace as `torch.cuda.memory._snapshot` would give it."""
     entries: list[dict[str, Any]] = []
     places: list[tuple[int, int]] = []
     address = _START
     for event in trace.events:
         if event >= 0:
-            size = -(-event // 512) * 512
-            places.append((address, size))
-            entries.append(_entry("alloc", address, size, trace.cause(len(places) - 1)))
-            address += size
+            places.append((address, event))
+            entries.append(_entry("alloc", address, event, trace.cause(len(places) - 1)))
+            address += AllocatorSettings().round(event)
             continue
         at, size = places[-event - 1]
         cause = trace.cause(-event - 1)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from kvexp.simulate import kernels
 from kvexp.simulate.attention import StandIn
+from kvexp.simulate.blocks import short_path
 from kvexp.simulate.device import Device
 from kvexp.simulate.errors import Untraceable
 from kvexp.simulate.shadows import Known, Shadows, tensors_in
@@ -227,7 +228,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not read by 
         number = self._causes.get(key)
         if number is None:
             number = self._causes[key] = len(self.trace.cause_table)
-            where = f"{_short(line[0])}:{line[1]}" if line[0] else ""
+            where = f"{short_path(line[0])}:{line[1]}" if line[0] else ""
             self.trace.cause_table.append(Cause(operator, module, where))
         return number
 
@@ -249,12 +250,6 @@ def _grouped_mm(matrix: Any, weight: Any, *_: Any) -> Any:
     """Its own shape rule knows bf16 only."""
     shape = (matrix.shape[0], weight.shape[-1])
     return torch.ops.aten.empty.memory_format(shape, dtype=matrix.dtype, device=matrix.device)
-
-
-def _short(path: str) -> str:
-    """A source file by its place below the packages."""
-    _, found, below = path.rpartition("site-packages/")
-    return below if found else Path(path).name
 
 
 def _on_card(tensor: Any) -> bool:
