@@ -30,6 +30,7 @@ LAYERS = [
     "free_memory",
     "gpu_lock",
     "workload",
+    "calibrate",
     "contract",
     "record",
     "compare",

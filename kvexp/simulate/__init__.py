@@ -9,7 +9,7 @@ from kvexp.simulate.allocator import CachingAllocator, OutOfMemory
 from kvexp.simulate.blocks import Difference, LiveBlock, blocks_in_snapshot, differences
 from kvexp.simulate.case import Case
 from kvexp.simulate.configs import make_config, read_facts
-from kvexp.simulate.device import Device, find
+from kvexp.simulate.device import Device, find, read_device
 from kvexp.simulate.errors import Untraceable
 from kvexp.simulate.forecast import Confidence, Forecast, Limits
 from kvexp.simulate.pictures import draw_timeline
@@ -38,6 +38,7 @@ __all__ = [
     "find",
     "make_config",
     "parse_settings",
+    "read_device",
     "read_facts",
     "simulate",
     "traces_of",

@@ -1,25 +1,36 @@
 """What a card's kernels and libraries take beside the tensors, by card and software version.
 
-A profile is one YAML file in `devices`; it may name another as `base` and restate what differs.
+A profile is one YAML file, packaged in `devices` or written by `python -m kvexp.calibrate`; it may
+name a packaged one as `base` and restate what differs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from kvexp.errors import InvalidValue
+from kvexp.simulate.addresses import POLICIES
 from kvexp.simulate.errors import Untraceable
+from kvexp.simulate.settings import BLOCK, LARGE_SEGMENT, SMALL_SEGMENT
+
+ATTENTION_BACKENDS = ("cudnn", "flash", "efficient", "math")
 
 _BY_CAPABILITY = "sm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """One card with one torch; sizes in bytes. The YAML says where each number is from."""
+    """One card with one torch; sizes in bytes. The YAML says where each number is from.
+
+    `addresses` names the policy of `kvexp.simulate.addresses` by which the driver places segments.
+    """
 
     name: str
     measured: bool
@@ -45,6 +56,26 @@ class Device:
     grouped_mm_constant: int
     context: int
     libraries: int
+    addresses: str
+    block: int
+    small_segment: int
+    large_segment: int
+    segment_step: int
+
+    @property
+    def doubts(self) -> list[str]:
+        """Sizes of this card's allocator that are not those of the allocator simulated."""
+        simulated = {
+            "block": BLOCK,
+            "small_segment": SMALL_SEGMENT,
+            "large_segment": LARGE_SEGMENT,
+            "segment_step": SMALL_SEGMENT,
+        }
+        return [
+            f"{name} of {self.name} is {getattr(self, name)} bytes, {size} are simulated"
+            for name, size in simulated.items()
+            if getattr(self, name) != size
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Every fact, as plain data."""
@@ -69,15 +100,22 @@ def load(name: str) -> Device:
     """
     if name not in names():
         raise InvalidValue(f"no device profile {name!r}; there are: {', '.join(names())}")
-    data = _data(name)
-    data.pop("base", None)
-    return Device(
-        **{
-            **data,
-            "capability": tuple(data["capability"]),
-            "attention": tuple(data["attention"]),
-        }
-    )
+    return _device(_packaged(name), name)
+
+
+def read_device(path: str | Path) -> Device:
+    """The profile in a file, as `python -m kvexp.calibrate` writes it.
+
+    Raises:
+        InvalidValue: it cannot be read or is no profile; the message says why.
+    """
+    try:
+        return _device(_parsed(Path(path).read_text(encoding="utf-8")), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"device profile {path} cannot be read: {error}") from None
+    except (YAMLError, OmegaConfBaseException) as error:
+        problem = " ".join(str(error).split())
+        raise InvalidValue(f"device profile {path} is not YAML: {problem}") from None
 
 
 def find(gpu_name: str, capability: str | None) -> Device:
@@ -110,10 +148,59 @@ def _capability(name: str) -> tuple[int, int] | None:
     return (int(digits[:-1]), int(digits[-1])) if digits != name else None
 
 
-def _data(name: str) -> dict[str, Any]:
+def _packaged(name: str) -> dict[str, Any]:
+    if name not in names():
+        raise InvalidValue(f"no device profile {name!r}; there are: {', '.join(names())}")
     text = files("kvexp.simulate").joinpath("devices", f"{name}.yaml").read_text(encoding="utf-8")
+    return _parsed(text)
+
+
+def _parsed(text: str) -> dict[str, Any]:
     loaded = OmegaConf.to_container(OmegaConf.create(text))
     if not isinstance(loaded, Mapping):
-        raise TypeError(f"{name}.yaml is not a mapping")
+        raise InvalidValue("a device profile is a mapping of names to values")
     data = {str(key): value for key, value in loaded.items()}
-    return {**_data(data["base"]), **data} if "base" in data else data
+    base = data.pop("base", None)
+    return data if base is None else {**_packaged(str(base)), **data}
+
+
+def _device(data: Mapping[str, Any], where: str) -> Device:
+    """The profile of these facts.
+
+    Raises:
+        InvalidValue: one is missing, unknown, or not of its kind.
+    """
+    hints = get_type_hints(Device)
+    hints = {each.name: hints[each.name] for each in fields(Device)}
+    for problem, found in (("is missing", hints.keys() - data), ("unknown", data.keys() - hints)):
+        if found:
+            raise InvalidValue(f"device profile {where}: {', '.join(sorted(found))} {problem}")
+    values = {name: _value(where, name, data[name], hint) for name, hint in hints.items()}
+    return Device(**values)
+
+
+def _value(where: str, name: str, value: Any, hint: Any) -> Any:
+    def refused(right: str) -> InvalidValue:
+        return InvalidValue(f"device profile {where}: {name} must be {right}, got {value!r}")
+
+    if name == "attention":
+        if not isinstance(value, list) or not value or set(value) - set(ATTENTION_BACKENDS):
+            raise refused(f"a list of {', '.join(ATTENTION_BACKENDS)}")
+        if value[-1] != "math":
+            raise refused("a list that ends with math, which always can")
+        return tuple(value)
+    if name == "capability":
+        if not (isinstance(value, list) and [type(part) for part in value] == [int, int]):
+            raise refused("two numbers, as [9, 0]")
+        return tuple(value)
+    if name == "addresses" and value not in POLICIES:
+        raise refused(f"one of {', '.join(POLICIES)}")
+    if type(value) is not hint:
+        raise refused({int: "a whole number", bool: "true or false", str: "text"}[hint])
+    if hint is int and value < (1 if name in _AT_LEAST_ONE else 0):
+        raise refused("at least 1" if name in _AT_LEAST_ONE else "at least 0")
+    return value
+
+
+_AT_LEAST_ONE = ("scan_tile", "sort_tile")
+"""What sizes are divided by."""

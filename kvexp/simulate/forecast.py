@@ -124,7 +124,7 @@ def forecast(
         reserved_high_bytes=max(reserved),
         workspaces=run.workspaces,
         confidence=_confidence(trace, device, alive, is_range=lowest < run.first.activation_bytes),
-        doubts=tuple(dict.fromkeys(doubt for each in traces for doubt in each.doubts)),
+        doubts=_doubts(traces, device),
         blocks=_blocks(trace, alive),
         live_blocks=blocks_at(trace, run.first.event, input_bytes, run.workspaces),
     )
@@ -149,7 +149,7 @@ def _run(
     *,
     with_optional: bool = True,
 ) -> _Run:
-    allocator = _allocator(settings, limits, next(iter(POLICIES.values())))
+    allocator = _allocator(settings, limits, POLICIES[device.addresses])
     process = Process(allocator, trace, device, with_optional=with_optional)
     with _naming_cause(trace):
         load_peak = process.load()
@@ -228,6 +228,11 @@ def _confidence(
     if not device.measured or any(number in modelled for number, _ in alive):
         return Confidence.modelled
     return Confidence.exact
+
+
+def _doubts(traces: list[Trace], device: Device) -> tuple[str, ...]:
+    found = [doubt for each in traces for doubt in each.doubts]
+    return tuple(dict.fromkeys([*found, *device.doubts]))
 
 
 def _blocks(trace: Trace, alive: list[tuple[int, int]]) -> tuple[BlockAtPeak, ...]:

@@ -9,8 +9,8 @@ from kvexp.units import MIB
 SMALL_REQUEST = 1 * MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB
+BLOCK = 512
 
-_ROUND = 512
 _INTERVALS = 16  # of powers of two from 1 MiB to 64 GiB
 _WITHOUT_EFFECT = (
     "pinned_use_cuda_host_register",
@@ -37,11 +37,11 @@ class AllocatorSettings:
 
     def round(self, size_bytes: int) -> int:
         """The size of the block that a request needs."""
-        if self.power2_divisions and size_bytes > _ROUND:
+        if self.power2_divisions and size_bytes > BLOCK:
             divisions = self._divisions(size_bytes)
-            if divisions > 1 and size_bytes > _ROUND * divisions:
+            if divisions > 1 and size_bytes > BLOCK * divisions:
                 return _next_division(size_bytes, divisions)
-        return (size_bytes + _ROUND - 1) // _ROUND * _ROUND or _ROUND
+        return (size_bytes + BLOCK - 1) // BLOCK * BLOCK or BLOCK
 
     def _divisions(self, size_bytes: int) -> int:
         index = size_bytes.bit_length() - MIB.bit_length()

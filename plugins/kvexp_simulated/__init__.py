@@ -31,6 +31,7 @@ class Simulated(Profiler):
     `warmup`: worst_case, or one of the mistakes no_reset, short_prompt, decode and none.
     `allocator_conf`: what PYTORCH_ALLOC_CONF would hold. `memory_limit`: the process's cap on
     torch's memory in bytes. `config_path`: a config.json to trace instead of the model's facts.
+    `device`: a card's profile, as `python -m kvexp.calibrate` writes it, in place of the packaged.
     `timeline`, `snapshot`: files to write, a picture and what PyTorch's memory viewer opens.
 
     Known limitations:
@@ -53,6 +54,7 @@ class Simulated(Profiler):
     allocator_conf: str | None = None
     memory_limit: Any = None
     config_path: str | None = None
+    device: str | None = None
     timeline: str | None = None
     snapshot: str | None = None
 
@@ -94,6 +96,7 @@ class Simulated(Profiler):
             settings=simulate.parse_settings(self.allocator_conf),
             allowed_bytes=None if limit is None else parse_bytes_of("profiler.memory_limit", limit),
             config_path=self.config_path,
+            device=None if self.device is None else simulate.read_device(self.device),
             timeline=self.timeline,
             snapshot=self.snapshot,
         )

@@ -43,7 +43,7 @@ class Simulation(Measurement):
         try:
             self._check()
             gpu = self.deployment.gpu
-            self._device = simulate.find(gpu.name, gpu.compute_capability)
+            self._device = self.request.device or simulate.find(gpu.name, gpu.compute_capability)
             subject = self.request.subject(self.deployment)
             self._traces = simulate.traces_of(subject, self.case, self._device)
         except simulate.Untraceable as error:
@@ -165,8 +165,11 @@ class Simulation(Measurement):
 
     def _doubts(self, forecast: simulate.Forecast) -> list[str]:
         doubts = list(forecast.doubts)
-        if self._device is not None and not self._device.measured:
-            doubts.append(f"{self._device.name} was not measured: {self._device.source}")
+        device, gpu = self._device, self.deployment.gpu
+        if device is not None and not device.measured:
+            doubts.append(f"{device.name} was not measured: {device.source}")
+        elif device is not None and device.name != gpu.name:
+            doubts.append(f"profiler.device is of {device.name}, the card is {gpu.name}")
         if forecast.confidence is simulate.Confidence.bounded:
             doubts.append(f"at least {forecast.activation_low_bytes} bytes")
         return doubts

@@ -33,6 +33,7 @@ class Request:
     settings: simulate.AllocatorSettings
     allowed_bytes: int | None
     config_path: str | None
+    device: simulate.Device | None
     timeline: str | None
     snapshot: str | None
 

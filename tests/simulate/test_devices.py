@@ -1,5 +1,7 @@
 """Profiles of cards: complete, sourced, and found by name or architecture."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvexp.simulate import device
@@ -14,6 +16,15 @@ def test_a_profile_is_complete_and_says_where_it_is_from(name):
     assert found.attention[-1] == "math"
     assert found.measured is (name == "h200")
     assert found.blas_workspace > found.blas_lt_workspace > 0
+
+
+def test_sizes_that_are_not_those_of_the_simulated_allocator_are_a_doubt():
+    other = replace(device.load("h200"), small_segment=1 << 20)
+
+    assert device.load("h200").doubts == []
+    assert other.doubts == [
+        "small_segment of NVIDIA H200 is 1048576 bytes, 2097152 are simulated",
+    ]
 
 
 def test_a_card_that_was_measured_is_found_by_its_name():

@@ -88,6 +88,7 @@ def test_options_choose_the_forward(run):
         ("profiler.attn=flash", "profiler.attn must be one of"),
         ("profiler.seq_len=0", "profiler.seq_len must be at least 1"),
         ("profiler.allocator_conf=backend:cudaMallocAsync", "not simulated"),
+        ("profiler.device=/no/such/card.yaml", "device profile /no/such/card.yaml cannot be read"),
         ("profiler.config_path=/no/such/config.json", "not a config.json"),
     ],
 )
@@ -142,6 +143,18 @@ def test_a_card_that_was_not_measured_says_so(run):
     assert "was not measured" in result.profile.activation.reason
     assert result.readings["device_profile"]["measured"] is False
     assert result.readings["simulation"]["confidence"] != "exact"
+
+
+def test_a_profile_of_ones_own_takes_the_place_of_the_packaged(run, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: h200\nname: My Card\nblas_workspace: 8519680\nsource: this test\n")
+    result, packaged = run(f"profiler.device={path}"), run()
+
+    assert result.readings["device_profile"]["name"] == "My Card"
+    assert packaged.profile.activation_bytes - result.profile.activation_bytes == 33554432 - 8519680
+    assert "profiler.device is of My Card, the card is NVIDIA H200" in (
+        result.profile.activation.reason
+    )
 
 
 def test_readings_say_what_is_alive_at_the_peak(run):
