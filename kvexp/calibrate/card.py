@@ -114,12 +114,12 @@ class Card:
         try:
             start = len(memory._snapshot()["device_traces"][0])
             with self.torch.no_grad():
-                outputs = {tensor.untyped_storage().data_ptr() for tensor in run()}
+                outputs = list(run())
             self._cuda.synchronize()
             history = memory._snapshot()["device_traces"][0][start:]
         finally:
             memory._record_memory_history(enabled=None)
-        return _recording(history, outputs)
+        return _recording(history, {out.untyped_storage().data_ptr() for out in outputs})
 
     def choose(self, shape: Sequence[int], dtype: str, allowed: Iterable[str]) -> str:
         """The attention backend that torch takes for causal attention of this shape."""
