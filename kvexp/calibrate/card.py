@@ -215,14 +215,14 @@ def _recording(history: Iterable[Any], outputs: set[int]) -> Recording:
     alive: dict[int, int] = {}
     freed: set[int] = set()
     for entry in history:
-        action, address, size = entry["action"], entry["addr"], int(entry["size"])
+        action, address = entry["action"], entry.get("addr")
         if action == "alloc":
             alive[address] = len(sizes)
-            sizes.append(size)
+            sizes.append(int(entry["size"]))
         elif action == "free_completed" and address in alive:
             freed.add(alive.pop(address))
         elif action == "segment_alloc":
-            found.segments.append((address, size))
+            found.segments.append((address, int(entry["size"])))
     kept = {number for address, number in alive.items() if address not in outputs}
     found.scratch.extend(size for number, size in enumerate(sizes) if number in freed)
     found.kept.extend(size for number, size in enumerate(sizes) if number in kept)
