@@ -4,5 +4,6 @@ Files are read as data: no code of a repository is imported and nothing is fetch
 """
 
 from kvexp.hf.reader import read_model
+from kvexp.hf.writer import config_json
 
-__all__ = ["read_model"]
+__all__ = ["config_json", "read_model"]
