@@ -7,7 +7,7 @@ from typing import Any
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan
 from kvexp.profiler import DeviceFacts, Measurement
-from kvexp.results import Profile
+from kvexp.results import Profile, Refusal
 from kvexp.schema import Run
 
 
@@ -60,6 +60,10 @@ class Bench:
             self._profiles = self._held.warmup()
         return self._profiles
 
+    def plan(self, deployment: Deployment, ruled: CachePlan | Refusal) -> CachePlan | Refusal:
+        """The engine's own plan where it is at work, else the one by its rules."""
+        return self._held.plan(deployment, ruled)
+
     def allocate(self, plan: CachePlan) -> int | None:
         """Allocate the cache of this point."""
         return self._held.allocate(plan)
@@ -67,6 +71,11 @@ class Bench:
     def verify(self) -> bool | None:
         """Run the largest forward on top of it."""
         return self._held.verify()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether a smaller cache can be tried after this one."""
+        return self._held.reusable
 
     def release(self) -> None:
         """Give the cache back."""

@@ -6,7 +6,9 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue, ProfilerUnavailable
 from kvexp.free_memory import FreeMemoryEngine
-from kvexp.profiler import DeviceFacts, Measurement, Profiler
+from kvexp.gpu_lock import GpuLock
+from kvexp.hf import config_json
+from kvexp.profiler import DeviceFacts, EngineRefused, Measurement, Profiler
 from kvexp.request import AUTO_FIT, Gpu, Knobs, Model, parse_bytes_of, share_of_total
 from kvexp.results import KvGroup, Part, Profile, Provenance, Refusal, Stage
 from kvexp.simulate.allocator import CachingAllocator
@@ -38,8 +40,10 @@ __all__ = [
     "Deployment",
     "DeviceFacts",
     "Engine",
+    "EngineRefused",
     "FreeMemoryEngine",
     "Gpu",
+    "GpuLock",
     "InvalidValue",
     "Knobs",
     "KvDtype",
@@ -65,6 +69,7 @@ __all__ = [
     "cache",
     "check_device",
     "check_measurable",
+    "config_json",
     "gib",
     "layers",
     "load_key",

@@ -10,7 +10,7 @@ from kvexp.bench import Bench
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue
-from kvexp.profiler import DeviceFacts
+from kvexp.profiler import DeviceFacts, EngineRefused
 from kvexp.results import (
     Budget,
     Holding,
@@ -79,7 +79,8 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         profiles = bench.warmup()
         progress.enter(Stage.budget)
         quotas = [engine.quota(deployment, profile) for profile in profiles]
-        plan = engine.plan(deployment, [quota.available_bytes for quota in quotas])
+        ruled = engine.plan(deployment, [quota.available_bytes for quota in quotas])
+        plan = bench.plan(deployment, ruled)
         result = summary(engine, deployment, profiles, quotas, plan)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
@@ -133,7 +134,11 @@ def _proved(
             stage=ended.stage,
             reason=ended.reason,
             verified=False,
-            largest_util=_largest_util(engine, deployment, profiles, progress),
+            largest_util=(
+                _largest_util(engine, deployment, profiles, progress)
+                if progress.bench.reusable
+                else None
+            ),
         )
     return replace(result, allocated_bytes=allocated_bytes, verified=verified)
 
@@ -266,6 +271,8 @@ def ended_by(error: BaseException, stage: Stage) -> Result:
     """A point that an exception ended."""
     if isinstance(error, InvalidValue):
         return Result(status=Status.invalid, stage=stage, reason=str(error))
+    if isinstance(error, EngineRefused):
+        return refused(error.refusal, stage)
     text = " ".join(str(error).split()) or type(error).__name__
     status = Status.oom if is_out_of_memory(error) else Status.error
     reason = text if status is Status.oom else f"{type(error).__name__}: {text}"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine
-from kvexp.results import Profile
+from kvexp.results import Profile, Refusal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,13 +19,24 @@ class DeviceFacts:
     free_bytes: int
 
 
+class EngineRefused(Exception):
+    """The engine itself would not go on: the point ends as infeasible, in the engine's words."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
 class Measurement(ABC):
     """One pass through the stages: start, load, warmup, then allocate, verify and release, close.
 
     The first three are called once. The next three are called for every point that shares the
     load (see `Profiler.load_key`), `close` always, whatever happened before. An exception ends the
-    point with the stage in which it was raised.
+    point with the stage in which it was raised; `EngineRefused` is the engine's own no.
     """
+
+    reusable: ClassVar[bool] = True
+    """False where no second cache can be allocated after `release`."""
 
     @abstractmethod
     def start(self) -> DeviceFacts | None:
@@ -38,6 +49,13 @@ class Measurement(ABC):
     @abstractmethod
     def warmup(self) -> tuple[Profile, ...]:
         """Run the largest forward the engine would ever run; return one profile a rank."""
+
+    def plan(self, deployment: Deployment, ruled: CachePlan | Refusal) -> CachePlan | Refusal:
+        """The plan of the engine at work, where one is; else `ruled`, the one by its rules.
+
+        `deployment` has the totals of the card at hand.
+        """
+        return ruled
 
     @abstractmethod
     def allocate(self, plan: CachePlan) -> int | None:

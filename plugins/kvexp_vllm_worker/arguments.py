@@ -1,0 +1,72 @@
+"""A deployment in the words of vLLM's `EngineArgs`."""
+
+from typing import Any
+
+from kvexp.contract import Deployment, Engine, InvalidValue, Quantization
+
+DEFAULT_BLOCK_SIZE = 16
+"""vLLM's own; given explicitly it would keep an attention backend from choosing another."""
+
+
+def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
+    """Keyword arguments of `vllm.engine.arg_utils.EngineArgs`, the model's folder aside.
+
+    Raises:
+        InvalidValue: vLLM would measure nothing with these values, or cannot be given them.
+    """
+    if getattr(engine, "kv_cache_memory_bytes", None):
+        raise InvalidValue(
+            "with engine.kv_cache_memory_bytes vLLM measures nothing: leave it out for"
+            " profiler=vllm"
+        )
+    arguments: dict[str, Any] = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "dtype": deployment.dtype.value,
+        "gpu_memory_utilization": deployment.util,
+        "max_model_len": -1 if deployment.auto_fit else deployment.max_model_len,
+        "max_num_seqs": deployment.max_num_seqs,
+        "max_num_batched_tokens": deployment.max_num_batched_tokens,
+        "tensor_parallel_size": deployment.tp,
+        "pipeline_parallel_size": deployment.pp,
+        "enforce_eager": deployment.enforce_eager,
+        **_quantization(deployment),
+        **_options(engine),
+    }
+    if deployment.kv_dtype.value != deployment.dtype.value:
+        arguments["kv_cache_dtype"] = deployment.kv_dtype.value
+    if deployment.block_size != DEFAULT_BLOCK_SIZE and not deployment.model.is_hybrid:
+        arguments["block_size"] = deployment.block_size
+    return arguments
+
+
+def _quantization(deployment: Deployment) -> dict[str, Any]:
+    """Matrices that are quantised while loading; a quantised checkpoint says so in its config."""
+    asked = deployment.quantization
+    if asked is None or deployment.model.quantization_config is not None:
+        return {}
+    if asked is not Quantization.fp8:
+        raise InvalidValue(
+            "profiler=vllm quantises to fp8 while loading; for"
+            f" quantization={asked.name} give model=hf model.path=FOLDER of such a checkpoint"
+        )
+    return {"quantization": "fp8"}
+
+
+def _options(engine: Engine) -> dict[str, Any]:
+    """Options of the engine that have the same name in vLLM, where they are not its default."""
+    chosen = {
+        name: getattr(engine, name, None)
+        for name in (
+            "enable_expert_parallel",
+            "disable_hybrid_kv_cache_manager",
+            "num_gpu_blocks_override",
+        )
+    }
+    found = {name: value for name, value in chosen.items() if value}
+    ranks = getattr(engine, "decode_context_parallel_size", 1)
+    if ranks != 1:
+        found["decode_context_parallel_size"] = ranks
+    if getattr(engine, "async_scheduling", True) is False:
+        found["async_scheduling"] = False
+    return found
