@@ -8,8 +8,9 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from kvexp import pipeline
+from kvexp import comparison, pipeline
 from kvexp.at_hand import with_card
+from kvexp.comparison import Compare
 from kvexp.errors import InvalidValue, RequestError
 from kvexp.explain import explain, nearest
 from kvexp.facts import with_facts
@@ -94,6 +95,9 @@ def compose_point(
             run = Run.of(cfg)
             _check_timeout(run.profiler.timeout_s)
             run.profiler.open(run.engine.resolve(run, groups["engine"]), run.engine)
+            if isinstance(run.profiler, Compare):  # the options of those that are not asked
+                options = config["profiler"]["options"]
+                config["profiler"]["options"] = {name: options[name] for name in run.profiler.of}
     except InvalidValue as error:
         problem = str(error)
     except OmegaConfBaseException as error:
@@ -141,6 +145,8 @@ def execute(point: Point, worker: Worker) -> Result:
     """Run a point where its profiler belongs: here, or in the worker's process."""
     if point.run is None:
         result = Result(status=Status.invalid, stage=Stage.compose, reason=point.problem)
+    elif isinstance(point.run.profiler, Compare):
+        result = comparison.execute(point.run, point.engine, point.run.profiler, worker)
     elif point.run.profiler.isolated:
         result = worker.execute(point.run, point.engine)
     else:

@@ -95,6 +95,11 @@ class Profiler(ABC):
     isolated: ClassVar[bool] = False
     """True when every point must run in a fresh process, since it touches a device."""
 
+    @classmethod
+    def among(cls, others: "Mapping[str, type[Profiler]]") -> "type[Profiler]":
+        """The class to compose, where it depends on the profilers that are there."""
+        return cls
+
     def check(self) -> None:
         """Do nothing where this machine can run this profiler.
 

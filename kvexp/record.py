@@ -25,6 +25,7 @@ from typing import Any
 from kvexp.errors import RequestError
 from kvexp.results import (
     Budget,
+    Compared,
     Holding,
     KvGroup,
     Part,
@@ -110,6 +111,8 @@ def to_dict(result: Result, origin: Origin | None = None) -> dict[str, Any]:
         "git": origin.git,
         "duration_s": result.duration_s,
     }
+    if result.compared:
+        data["compared"] = [_compared_dict(each) for each in result.compared]
     plain_data: dict[str, Any] = plain(data)
     return plain_data
 
@@ -136,6 +139,7 @@ def from_dict(data: Mapping[str, Any]) -> Result:
         largest_util=data.get("largest_util"),
         groups=tuple(KvGroup(**group) for group in data["groups"]),
         ranks=tuple(_rank(rank) for rank in data["ranks"]),
+        compared=tuple(_compared(each) for each in data.get("compared", ())),
         log_lines=tuple(data["log_lines"]),
         notes=tuple(data["notes"]),
         requested=data["requested"],
@@ -388,6 +392,23 @@ def _rank_dict(rank: RankResult) -> dict[str, Any]:
         "profile": _profile_dict(rank.profile),
         "budget": _budget_dict(rank.budget),
     }
+
+
+def _compared_dict(compared: Compared) -> dict[str, Any]:
+    profile = _profile_dict(compared.profile) if compared.profile else None
+    return {**_fields_dict(compared), "profile": profile}
+
+
+def _compared(data: Mapping[str, Any]) -> Compared:
+    return Compared(
+        **{
+            **data,
+            "status": Status(data["status"]),
+            "stage": Stage(data["stage"]),
+            "profile": _profile(data["profile"]) if data["profile"] else None,
+            "notes": tuple(data["notes"]),
+        }
+    )
 
 
 def _part(data: Mapping[str, Any]) -> Part:

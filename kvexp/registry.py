@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,6 +58,14 @@ def plugins(group: str) -> Iterator[Plugin]:
     Raises:
         RequestError: two distributions offer the same name.
     """
+    found = list(_found(group))
+    others = {plugin.name: plugin.cls for plugin in found}
+    for plugin in found:
+        made = plugin.cls.among(others) if issubclass(plugin.cls, Profiler) else plugin.cls
+        yield replace(plugin, cls=made)
+
+
+def _found(group: str) -> Iterator[Plugin]:
     seen: dict[str, str] = {}
     for point in sorted(entry_points(group=f"kvexp.{group}"), key=lambda p: (p.name, p.value)):
         provider = point.dist.name if point.dist else "unknown"

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvexp import compare
+from kvexp import compare, side_by_side
 from kvexp.results import Budget, Holding, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
@@ -179,6 +179,9 @@ def point_lines(result: Result) -> Iterator[str]:
     if result.refusal is not None:
         yield ""
         yield from _refusal_lines(result)
+    if result.compared:
+        yield ""
+        yield from side_by_side.table_lines(result.compared)
     flags = result.effective.get("flags")
     for title, lines in (
         ("notes", result.notes),

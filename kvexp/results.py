@@ -245,6 +245,27 @@ class KvGroup:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """What one profiler found where several were asked; `profile` is null where it has no terms.
+
+    `available_bytes` is what the engine would leave for the cache by these terms.
+    """
+
+    profiler: str
+    status: Status
+    stage: Stage
+    reason: str
+    num_blocks: int | None
+    kv_tokens: int | None
+    max_concurrency: float | None
+    available_bytes: int | None
+    profile: Profile | None
+    readings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """One point: everything that is known about it, ready to keep.
 
@@ -255,8 +276,9 @@ class Result:
     `requested` holds the values as asked for (null: the engine's default), `effective` the
     values that were used. `readings` are the raw counters of a measuring profiler. `verified`:
     the cache was really allocated and the largest forward ran on top of it; where it did not,
-    `largest_util` is the largest share that was tried and did.
-    `holding` is what the card will hold by rule, budget or not.
+    `largest_util` is the largest share that was tried and did. `holding` is what the card will
+    hold by rule, budget or not. `compared` has every profiler of a comparison; all else is then
+    the first one's that has terms.
     """
 
     status: Status
@@ -283,6 +305,7 @@ class Result:
     layout: str | None = None
     groups: tuple[KvGroup, ...] = ()
     ranks: tuple[RankResult, ...] = ()
+    compared: tuple[Compared, ...] = ()
     log_lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     requested: Mapping[str, Any] = field(default_factory=dict)

@@ -370,9 +370,26 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
         values["kv_cache_bytes"] = sum(
             part["size_bytes"] for part in budget["parts"] if part["name"] == "kv_cache"
         )
+    values |= _compared_metrics(data.get("compared") or [])
     asked, used = data.get("requested") or {}, data.get("effective") or {}
     values |= {f"axis.{name}": used.get(name, asked.get(name)) for name in AXES}
     return {name: float(value) for name, value in values.items() if _is_number(value)}
+
+
+def _compared_metrics(compared: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each profiler's figures, as `compared.<profiler>.<name>`, and ratios to the first's."""
+    values: dict[str, Any] = {}
+    with_terms = [each for each in compared if each["profile"]]
+    for each in with_terms:
+        found = {name: each["profile"][name] for name in _PROFILE_METRICS}
+        found |= {name: each[name] for name in ("num_blocks", "kv_tokens", "available_bytes")}
+        first = with_terms[0]
+        base = {**first, **first["profile"]}
+        for name, value in found.items():
+            values[f"compared.{each['profiler']}.{name}"] = value
+            if each is not first and base[name] and value is not None:
+                values[f"compared.{each['profiler']}.{name}_ratio"] = value / base[name]
+    return values
 
 
 def point_tags(data: Mapping[str, Any], folder: Path) -> dict[str, str]:
