@@ -50,6 +50,8 @@ LAYERS = [
     "interrupt",
     "session",
     "api",
+    "startup_logs",
+    "validate",
     "cli",
     "list",
     "testing",

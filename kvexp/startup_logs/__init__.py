@@ -1,0 +1,1 @@
+"""Start-up logs of engines, read into records."""

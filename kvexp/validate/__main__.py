@@ -1,0 +1,6 @@
+"""`python -m kvexp.validate`."""
+
+from kvexp.validate.command import main
+
+if __name__ == "__main__":
+    main()
