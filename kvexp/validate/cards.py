@@ -1,0 +1,111 @@
+"""Which card of the catalogue a log's text means, and what is assumed where it is none."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from kvexp.units import GIB
+
+USABLE_SHARE = 0.985
+"""Of a card's nominal size, what the driver reports: 23.6 of 24, 79.2 of 80, 47.4 of 48 GiB."""
+
+_SAME_MEMORY = {"a800": "a100", "h800": "h100", "l40": "l40s", "a10": "a10g"}
+_SIZE = re.compile(r"(\d+)\s*gb\b")
+_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """Facts of a card by the keys of the group `gpu`, and what was assumed."""
+
+    facts: Mapping[str, Any]
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The cards that are known, by option."""
+
+    known: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, folders: Iterable[Path]) -> "Cards":
+        """The cards in the folders `gpu` below these."""
+        known: dict[str, Mapping[str, Any]] = {}
+        for path in (path for each in folders for path in sorted((each / "gpu").glob("*.yaml"))):
+            facts = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+            if isinstance(facts, dict):
+                known.setdefault(path.stem, {str(key): value for key, value in facts.items()})
+        return cls(known)
+
+    def find(self, text: str | None, total_gib: float | None) -> Card | None:
+        """The card that a text means, with the stated total; None where neither tells its size."""
+        words = _words(text or "")
+        option = self._option(words, total_gib)
+        if option is None:
+            return _unknown(text, words, total_gib)
+        facts = dict(self.known[option])
+        if total_gib is None:
+            return Card(facts=facts, assumptions=(f"gpu: {option}'s total of the catalogue",))
+        return Card(facts=facts | _total(total_gib))
+
+    def _option(self, words: set[str], total_gib: float | None) -> str | None:
+        """The option whose words all stand in the text, the one with the most words.
+
+        Sizes in its name need not, where the total decides.
+        """
+        whole = [option for option in self.known if _parts(option) <= words]
+        if whole:
+            return max(whole, key=lambda option: len(_parts(option)))
+        fitting = [
+            option
+            for option, facts in self.known.items()
+            if (model := {part for part in _parts(option) if not _SIZE.fullmatch(part)}) <= words
+            and model != _parts(option)
+            and total_gib is not None
+            and abs(_gib_of(facts) / total_gib - 1) < _TOLERANCE
+        ]
+        return fitting[0] if fitting else None
+
+
+def _parts(option: str) -> set[str]:
+    return set(option.split("_"))
+
+
+def _words(text: str) -> set[str]:
+    """Words of a text as an option writes them: `A100-80 GB` as `a100` and `80gb`."""
+    lower = re.sub(r"(\d)(ti|super)\b", r"\1 \2", text.lower())
+    lower = re.sub(r"(\d)\s+gb\b", r"\1gb", lower)
+    return {_SAME_MEMORY.get(word, word) for word in re.findall(r"[a-z0-9]+", lower)}
+
+
+def _total(total_gib: float) -> dict[str, Any]:
+    """The total as an override: a figure of two digits is a printed one, others are exact."""
+    if round(total_gib, 2) == total_gib:
+        return {"total_bytes": f"{total_gib}GiB", "total_printed_gib": total_gib}
+    return {"total_bytes": round(total_gib * GIB), "total_printed_gib": None}
+
+
+def _gib_of(facts: Mapping[str, Any]) -> float:
+    text = str(facts.get("total_bytes", ""))
+    if text.endswith("GiB"):
+        return float(text[:-3])
+    return float(text) / GIB if text.isdigit() else 0.0
+
+
+def _unknown(text: str | None, words: set[str], total_gib: float | None) -> Card | None:
+    """A card of which only the size is known."""
+    name = text or "unknown card"
+    if total_gib is not None:
+        facts = {"name": name, **_total(total_gib)}
+        return Card(facts=facts, assumptions=(f"gpu: only the total of {name!r} is known",))
+    sizes = [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
+    if not sizes:
+        return None
+    total = int(max(sizes) * USABLE_SHARE * GIB)
+    assumed = f"gpu: {name!r} is no card of the catalogue, {USABLE_SHARE:.1%} of {max(sizes)} GiB"
+    return Card(facts={"name": name, "total_bytes": total}, assumptions=(assumed,))

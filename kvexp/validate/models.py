@@ -1,0 +1,121 @@
+"""Which entry of the catalogue a log's model text means, and how its weights are stored.
+
+A log names an id, a folder or a file; whoever keeps logs adds notes such as `(4-bit)` or `class`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from kvexp.dtypes import KvDtype, Quantization
+from kvexp.hf import ids
+
+_HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_VARIANT = re.compile(r"-(instruct|chat|it|hf|base|class|family|like|llm|fp16|bf16|sft)$")
+_GGUF = re.compile(r"[-.]?(?:i?q(\d)\w*)?[-.]gguf$")
+_NOTE = re.compile(r"\(([^)]*)\)")
+
+_FORMATS: tuple[tuple[str, Quantization], ...] = (
+    (r"nvfp4", Quantization.nvfp4),
+    (r"mxfp4", Quantization.mxfp4),
+    (r"awq", Quantization.awq),
+    (r"gptq|auto.?round", Quantization.gptq),
+    (r"bitsandbytes|bnb", Quantization.bitsandbytes),
+    (r"w4a16|int4|4.?bit", Quantization.w4a16),
+    (r"w8a8|int8|8.?bit", Quantization.w8a8),
+    (r"fp8", Quantization.fp8),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """What a text names: an option of the group `model`, and the format of its weights.
+
+    `gguf_bits` are those of a GGUF file's elements, 16 where its name does not say.
+    """
+
+    option: str
+    quantization: Quantization | None = None
+    kv_dtype: KvDtype | None = None
+    gguf_bits: int | None = None
+
+
+class Catalogue:
+    """The models that are known, to be found by text; `known` is `ids.index`."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        self._known = known
+        self._names: dict[str, str] = {}
+        bases: dict[str, str] = {}
+        for name, option in known.items():
+            self._names.setdefault(_squeezed(name), option)
+            self._names.setdefault(_squeezed(option), option)
+            bases.setdefault(_squeezed(_without_variant(name)), option)
+        self._names = {**bases, **self._names}
+
+    def find(self, text: str) -> Named | None:
+        """The entry that a text means, or None.
+
+        An id counts as it is; where it is no entry's, owner, notes and variants are set aside.
+        """
+        for candidate in _candidates(text):
+            named = self._find(candidate)
+            if named is not None:
+                return named
+        return None
+
+    def _find(self, name: str) -> Named | None:
+        gguf = _GGUF.search(name)
+        if gguf is not None:
+            found = self._find(name[: gguf.start()])
+            bits = int(gguf[1] or 16)
+            return None if found is None else Named(option=found.option, gguf_bits=bits)
+        for form in dict.fromkeys((name, _without_variant(name))):
+            found = ids.find(form, self._known)
+            if found is not None:
+                return Named(
+                    option=found.option,
+                    quantization=found.quantization,
+                    kv_dtype=found.kv_dtype,
+                )
+            option = self._names.get(_squeezed(form))
+            if option is not None:
+                return Named(option=option)
+        return None
+
+
+def is_id(text: str) -> bool:
+    """Whether a text is an id as Hugging Face writes it, and nothing else."""
+    return _HF_ID.fullmatch(text) is not None
+
+
+def format_of(text: str) -> Quantization | None:
+    """The format that an engine's name of a quantisation means, None where it is none of ours."""
+    for pattern, quantization in _FORMATS:
+        if re.search(pattern, text.lower()):
+            return quantization
+    return None
+
+
+def _candidates(text: str) -> Iterator[str]:
+    """Names that may be meant, in lower case, the most literal one first."""
+    lower = text.strip().lower()
+    yield lower
+    notes = [note for note in _NOTE.findall(lower) if note.endswith(" class")]
+    for part in (_NOTE.sub(" ", lower), *notes):
+        for name in re.split(r" / | \+ |[,;:]", part):
+            words = name.split()
+            yield "-".join(words)
+            if len(words) > 1:
+                yield words[0]
+
+
+def _without_variant(name: str) -> str:
+    while (match := _VARIANT.search(name)) is not None:
+        name = name[: match.start()]
+    return name
+
+
+def _squeezed(name: str) -> str:
+    """Letters and digits of a repository's name."""
+    return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower().removeprefix("meta-"))

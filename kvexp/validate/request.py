@@ -1,0 +1,263 @@
+"""The inputs of a case as a request: what a user would have asked kvexp for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from kvexp import registry
+from kvexp.dtypes import DType, KvDtype, Quantization
+from kvexp.hf import ids
+from kvexp.schema import Run
+from kvexp.units import parse_bytes
+from kvexp.validate import flags, models, versions
+from kvexp.validate.cards import Card, Cards
+from kvexp.validate.case import Inputs
+
+ENGINES = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt-llm": "tensorrt_llm",
+    "tensorrt_llm": "tensorrt_llm",
+    "trtllm": "tensorrt_llm",
+    "lmdeploy": "lmdeploy",
+    "nano-vllm": "nano_vllm",
+    "nano_vllm": "nano_vllm",
+}
+"""Options of the group `engine` by the names of records."""
+
+PROFILER = "analytic"
+
+_KNOBS = {
+    "gpu_memory_utilization": "util",
+    "max_model_len": "max_model_len",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "max_num_seqs": "max_num_seqs",
+    "enforce_eager": "enforce_eager",
+}
+_DTYPES = {
+    "bfloat16": DType.bf16,
+    "bf16": DType.bf16,
+    "float16": DType.fp16,
+    "fp16": DType.fp16,
+    "half": DType.fp16,
+    "float32": DType.fp32,
+    "float": DType.fp32,
+}
+_OWN_CACHE = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
+"""A cache of the compute dtype, for all that its size says."""
+
+_KV_DTYPES = {each.value: each for each in KvDtype} | {
+    "fp8_ds_mla": KvDtype.fp8,
+    "nvfp4_ds_mla": KvDtype.nvfp4,
+    "int8": KvDtype.int8_per_token_head,
+    "int4": KvDtype.int4_per_token_head,
+}
+_GGUF = ((5, Quantization.w4a16), (8, Quantization.w8a8))
+"""Up to how many bits of an element a GGUF file is counted as a format of ours."""
+
+
+class NoRequest(ValueError):
+    """A case cannot be asked for; the message says what is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A run, and the assumptions that were made on the way to it."""
+
+    run: Run
+    engine: str
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is installed: engines, models and cards by their options."""
+
+    plugins: Mapping[str, type] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls) -> "Known":
+        """What this installation knows."""
+        groups = (registry.plugins(group) for group in registry.GROUPS)
+        return cls({plugin.name: plugin.cls for group in groups for plugin in group})
+
+    @cached_property
+    def models(self) -> models.Catalogue:
+        """The catalogue of models."""
+        return models.Catalogue(ids.index(registry.config_dirs()))
+
+    @cached_property
+    def cards(self) -> Cards:
+        """The catalogue of cards."""
+        return Cards.of(registry.config_dirs())
+
+    @cached_property
+    def schema(self) -> DictConfig:
+        """The shape of a run."""
+        schema = OmegaConf.structured(Run)
+        assert isinstance(schema, DictConfig)
+        return schema
+
+    def facts(self, option: str) -> Mapping[str, Any]:
+        """What the catalogue holds of a model."""
+        if option not in self._facts:
+            paths = (folder / "model" / f"{option}.yaml" for folder in registry.config_dirs())
+            found = OmegaConf.to_container(OmegaConf.load(next(p for p in paths if p.is_file())))
+            assert isinstance(found, dict)
+            self._facts[option] = {str(key): value for key, value in found.items()}
+        return self._facts[option]
+
+    @cached_property
+    def _facts(self) -> dict[str, Mapping[str, Any]]:
+        return {}
+
+
+def engine_option(inputs: Inputs) -> str:
+    """The option of the group `engine` that a record's engine means.
+
+    Raises:
+        NoRequest: there is none.
+    """
+    option = ENGINES.get(inputs.engine.lower())
+    if option is None:
+        raise NoRequest(f"there are no rules for engine {inputs.engine!r}")
+    return option
+
+
+def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) -> Request:
+    """The request that a case stands for, on a card and with a model that were found.
+
+    Raises:
+        NoRequest: there are no rules for the engine.
+        InvalidValue: a value is not allowed.
+    """
+    option = engine_option(inputs)
+    draft = _Draft(inputs, option, known.facts(named.option))
+    draft.notes += card.assumptions
+    draft.version(card.facts.get("compute_capability"))
+    draft.flags({item.name for item in fields(known.plugins[option])})
+    draft.knobs()
+    draft.split()
+    draft.dtypes(named)
+    draft.weights(named)
+    draft.length()
+    draft.free(card)
+    cfg = OmegaConf.merge(
+        known.schema,
+        {
+            "model": dict(known.facts(named.option)),
+            "gpu": dict(card.facts),
+            "engine": OmegaConf.structured(known.plugins[option]),
+            "profiler": OmegaConf.structured(known.plugins[PROFILER]),
+        },
+        {**draft.values, "engine": draft.engine, "model": draft.model, "gpu": draft.gpu},
+    )
+    assert isinstance(cfg, DictConfig)
+    return Request(run=Run.of(cfg), engine=option, assumptions=tuple(draft.notes))
+
+
+class _Draft:
+    """The values of a request as they are found, and what was assumed."""
+
+    def __init__(self, inputs: Inputs, option: str, facts: Mapping[str, Any]) -> None:
+        self.inputs, self.option, self.facts = inputs, option, facts
+        self.values: dict[str, Any] = {}
+        self.engine: dict[str, Any] = {}
+        self.model: dict[str, Any] = {}
+        self.gpu: dict[str, Any] = {}
+        self.notes: list[str] = []
+
+    def version(self, capability: Any) -> None:
+        """The engine's release; the plugin's own where none is named."""
+        number = None if capability is None else float(capability)
+        version = versions.find(self.option, self.inputs.engine_version, number)
+        if version.text is not None:
+            self.engine["version"] = version.text
+        self.notes += version.assumptions
+
+    def flags(self, options: set[str]) -> None:
+        """Flags that are the engine's own options; others have no part in a request."""
+        for name, value, words in flags.read(self.inputs.other_flags):
+            if name in options:
+                self.engine[name] = flags.as_option(value)
+            else:
+                self.notes.append(f"other_flags: no rule for {words!r}")
+
+    def knobs(self) -> None:
+        """What is asked for by the same name, or by another."""
+        for name, knob in _KNOBS.items():
+            value = getattr(self.inputs, name)
+            if value is None:
+                self.notes.append(f"{name}: the engine's default")
+                continue
+            self.values[knob] = value
+            if not self.inputs.is_stated(name):
+                self.notes.append(f"{name}: {value} as recorded")
+        if self.inputs.block_size is not None and self.inputs.is_stated("block_size"):
+            self.values["block_size"] = self.inputs.block_size
+
+    def split(self) -> None:
+        """Ranks and stages; all cards are ranks where only their number is known."""
+        pp = self.inputs.pp or 1
+        tp = self.inputs.tp
+        if tp is None:
+            tp = max(1, (self.inputs.num_gpus or 1) // pp)
+            self.notes.append(f"tp: {tp}")
+        self.values |= {"tp": tp, "pp": pp}
+
+    def dtypes(self, named: models.Named) -> None:
+        """The compute dtype where it is stated, and the cache's."""
+        dtype = _DTYPES.get((self.inputs.weight_dtype or "").lower())
+        if dtype is not None and self.inputs.is_stated("weight_dtype"):
+            self.values["dtype"] = dtype
+        text = (self.inputs.kv_cache_dtype or "auto").lower()
+        if text in _OWN_CACHE:
+            if named.kv_dtype is not None:
+                self.values["kv_dtype"] = named.kv_dtype
+        elif text in _KV_DTYPES:
+            self.values["kv_dtype"] = _KV_DTYPES[text]
+        else:
+            self.notes.append(f"kv_cache_dtype: no rule for {text!r}, auto instead")
+
+    def weights(self, named: models.Named) -> None:
+        """The format of the weights: of the model's name, or of the engine's option."""
+        text = self.inputs.quantization or ""
+        method = named.quantization or models.format_of(text)
+        if named.gguf_bits is not None:
+            method = next((each for bits, each in _GGUF if named.gguf_bits <= bits), None)
+            counted = method.name if method else "the compute dtype"
+            self.notes.append(f"quantization: GGUF of {named.gguf_bits} bits counted as {counted}")
+        elif text and method is None:
+            self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
+        own = (self.facts.get("quantization_config") or {}).get("method")
+        if method is None or method.name in (own, (self.facts.get("moe") or {}).get("format")):
+            return
+        self.values["quantization"] = method
+        if own is not None:
+            self.model["quantization_config"] = None
+            self.notes.append(f"quantization: {method.name} instead of the checkpoint's {own}")
+
+    def length(self) -> None:
+        """A length beyond the model's own is allowed to whoever insists."""
+        length, longest = self.inputs.max_model_len, self.facts["max_position_embeddings"]
+        if length is not None and length > longest and not self.facts.get("rope_scaling"):
+            self.model["max_position_embeddings"] = length
+            self.notes.append(f"max_model_len: {length} beyond the model's {longest}")
+
+    def free(self, card: Card) -> None:
+        """Stated free memory: at the start for vLLM, when the cache is sized for the others."""
+        free, first = self.inputs.free_gib, self.inputs.init_free_gib
+        if self.option != "vllm" and free is not None:
+            self.engine["free_after_load_bytes"] = _gib(free)
+            free = None
+        known = [each for each in (free, first) if each is not None]
+        if known:
+            total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
+            self.gpu["free_bytes"] = min(parse_bytes(_gib(min(known)), key="free_gib"), total)
+
+
+def _gib(size: float) -> str:
+    return f"{size!r}GiB"

@@ -1,0 +1,62 @@
+"""The release that a log's text means: `0.8.5.dev (V1)`, `0.9.x (V0, ROCm)`, `0.11-0.14`."""
+
+import re
+from dataclasses import dataclass
+
+_RELEASE = re.compile(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.(\d+))?(?![\dx])")
+_ENGINE = re.compile(r"\bv([01])\b", re.IGNORECASE)
+_NOTE = re.compile(r"\(.*?\)")
+_DEVELOPMENT = (0, 1)  # what a checkout without tags calls itself
+_OLDEST = {"vllm": (0, 5)}
+
+V1_SINCE, V0_UNTIL = (0, 8), (0, 10)
+V1_CAPABILITY = 8.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """A version as an engine plugin takes it; None for the plugin's own default."""
+
+    text: str | None
+    assumptions: tuple[str, ...] = ()
+
+
+def find(engine: str, text: str | None, capability: float | None) -> Version:
+    """The version of an engine; of a range the last one.
+
+    vLLM 0.8 to 0.10 ran its V0 engine on cards below compute capability 8.0, and where the text
+    says so; the V1 engine of older releases counts as that of 0.8.
+    """
+    releases = _releases(text or "")
+    if not releases:
+        return Version(text=None, assumptions=(f"engine_version: {text!r} names no release",))
+    release = releases[-1]
+    numbers = ".".join(str(each) for each in release)
+    notes = [f"engine_version: {numbers} of {text!r}"] if len(releases) > 1 else []
+    oldest = _OLDEST.get(engine)
+    if oldest is not None and release[:2] < oldest:
+        notes.append(f"engine_version: the rules of {oldest[0]}.{oldest[1]} for {numbers}")
+        numbers = ".".join(str(each) for each in (*oldest, 0))
+    said = _ENGINE.search(text or "")
+    if engine == "vllm" and _is_v0(release, said, capability):
+        numbers += "-v0"
+    elif engine == "vllm" and said is not None and said[1] == "1" and release[:2] < V1_SINCE:
+        notes.append(f"engine_version: the V1 rules of 0.8 for {numbers}")
+        numbers = "0.8.0"
+    return Version(text=numbers, assumptions=tuple(notes))
+
+
+def _releases(text: str) -> list[tuple[int, ...]]:
+    named = _NOTE.sub(" ", text)
+    if "fork" in named:
+        return []  # it counts its own releases
+    found = [tuple(int(each) for each in match if each) for match in _RELEASE.findall(named)]
+    return [release for release in found if release[:2] != _DEVELOPMENT]
+
+
+def _is_v0(release: tuple[int, ...], said: re.Match[str] | None, capability: float | None) -> bool:
+    if not V1_SINCE <= release[:2] <= V0_UNTIL:
+        return False
+    if said is not None:
+        return said[1] == "0"
+    return capability is not None and capability < V1_CAPABILITY
