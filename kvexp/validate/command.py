@@ -2,11 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kvexp import record
 from kvexp.errors import RequestError
-from kvexp.validate import case, predict
+from kvexp.validate import case, output, report, score
+from kvexp.validate.predict import predict
 
 OK, BELOW_THRESHOLD, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
@@ -25,18 +27,43 @@ def run(arguments: Sequence[str]) -> int:
     0: every record was read. 1: a summary lies below its threshold. 2: a record or the request
     cannot be read. 130: interrupted.
     """
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.files:
+        parser.error("give a FILE.jsonl")
     try:
-        records = [_read(Path(name)) for name in options.files]
+        return _run(options)
     except RequestError as error:
         return _say(str(error), WRONG_REQUEST)
-    cases = [each for found in records for each in found.cases]
-    for each in cases:
-        print(each.inputs.id, predict.predict(each.inputs))
-    problems = [problem for found in records for problem in found.problems]
+
+
+def _run(options: argparse.Namespace) -> int:
+    limits = {} if options.check is None else output.thresholds(options.check)
+    files = [_read(path) for path in options.files]
+    problems = [problem for found in files for problem in found.problems]
+    scored = score.score((each for found in files for each in found.cases), predict)
+    summary = score.summary(scored, options.group)
+    for line in _lines(scored, summary, quiet=options.quiet):
+        print(line)
+    if options.json is not None:
+        _write(options.json, output.as_json(scored, summary))
     for problem in problems:
         _say(problem, WRONG_REQUEST)
-    return WRONG_REQUEST if problems else OK
+    missed = output.missed(limits, summary)
+    for line in missed:
+        _say(line, BELOW_THRESHOLD)
+    if problems:
+        return WRONG_REQUEST
+    return BELOW_THRESHOLD if missed else OK
+
+
+def _lines(
+    scored: Sequence[score.Scored], summary: dict[str, object], *, quiet: bool
+) -> Iterator[str]:
+    if not quiet:
+        yield from report.case_lines(scored)
+        yield ""
+    yield from report.summary_lines(summary)
 
 
 def _read(path: Path) -> case.Records:
@@ -47,12 +74,36 @@ def _read(path: Path) -> case.Records:
         raise RequestError(f"{path} cannot be read: {error}") from None
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        record.write_text(path, text)
+    except OSError as error:
+        raise RequestError(f"cannot write to {path}: {error.strerror or error}") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvexp.validate",
         description="Predict what engines printed at start, and say how far off that is.",
     )
-    parser.add_argument("files", nargs="*", metavar="FILE.jsonl", help="records, one a line")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE.jsonl", help="records, one a line"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write cases and summary here")
+    parser.add_argument(
+        "--check",
+        type=Path,
+        metavar="THRESHOLDS.yaml",
+        help="limits by the summary's keys; exit 1 where one is not kept",
+    )
+    parser.add_argument(
+        "--group",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="sum up the cases whose ids begin so; may be repeated",
+    )
+    parser.add_argument("--quiet", action="store_true", help="print the summary alone")
     return parser
 
 

@@ -27,7 +27,7 @@ _FORMATS: tuple[tuple[str, Quantization], ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
@@ -67,20 +67,15 @@ class Catalogue:
     def _find(self, name: str) -> Named | None:
         gguf = _GGUF.search(name)
         if gguf is not None:
-            found = self._find(name[: gguf.start()])
-            bits = int(gguf[1] or 16)
-            return None if found is None else Named(option=found.option, gguf_bits=bits)
+            base = self._find(name[: gguf.start()])
+            return None if base is None else Named(base.option, gguf_bits=int(gguf[1] or 16))
         for form in dict.fromkeys((name, _without_variant(name))):
-            found = ids.find(form, self._known)
-            if found is not None:
-                return Named(
-                    option=found.option,
-                    quantization=found.quantization,
-                    kv_dtype=found.kv_dtype,
-                )
+            known = ids.find(form, self._known)
+            if known is not None:
+                return Named(known.option, known.quantization, known.kv_dtype)
             option = self._names.get(_squeezed(form))
             if option is not None:
-                return Named(option=option)
+                return Named(option)
         return None
 
 

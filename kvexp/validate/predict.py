@@ -24,7 +24,7 @@ _REFUSALS: dict[str, Outcome] = {
 _CARDS = ("rtx_4090", "a100_40gb", "h100", "h200", "b200")
 """What a case may have run on that does not name its card, from the least memory to the most."""
 
-_ANY_MODEL = Named(option="opt_125m")
+_ANY_MODEL = Named("opt_125m")
 """A model for the check that comes before any model is loaded."""
 
 
@@ -108,6 +108,15 @@ def _term(name: str) -> Callable[[Result], Interval | None]:
     return _exact(lambda result: getattr(result.profile, name) if result.profile else None)
 
 
+def _cache_bytes(result: Result) -> int | None:
+    """What the engine prints: vLLM what is left for the cache, the others what the cache takes."""
+    if result.budget is None:
+        return None
+    if result.effective.get("engine") == "vllm":
+        return result.budget.available_bytes
+    return result.budget.kv_cache_bytes
+
+
 def _longest(refusal: Refusal | None) -> int | None:
     return None if refusal is None else refusal.estimated_max_model_len
 
@@ -115,7 +124,7 @@ def _longest(refusal: Refusal | None) -> int | None:
 _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
     "num_blocks": _blocks,
     "kv_tokens": _scaled(lambda result: result.kv_tokens),
-    "available_kv_bytes": _exact(lambda r: r.budget.available_bytes if r.budget else None),
+    "available_kv_bytes": _exact(_cache_bytes),
     "max_concurrency": _scaled(lambda result: result.max_concurrency),
     "weights_bytes": _term("weights_bytes"),
     "activation_bytes": _term("activation_bytes"),

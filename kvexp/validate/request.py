@@ -145,16 +145,14 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     draft.weights(named)
     draft.length()
     draft.free(card)
-    cfg = OmegaConf.merge(
-        known.schema,
-        {
-            "model": dict(known.facts(named.option)),
-            "gpu": dict(card.facts),
-            "engine": OmegaConf.structured(known.plugins[option]),
-            "profiler": OmegaConf.structured(known.plugins[PROFILER]),
-        },
-        {**draft.values, "engine": draft.engine, "model": draft.model, "gpu": draft.gpu},
-    )
+    options: dict[str, Any] = {
+        "model": dict(known.facts(named.option)),
+        "gpu": dict(card.facts),
+        "engine": OmegaConf.structured(known.plugins[option]),
+        "profiler": OmegaConf.structured(known.plugins[PROFILER]),
+    }
+    asked = {"engine": draft.engine, "model": draft.model, "gpu": draft.gpu, **draft.values}
+    cfg = OmegaConf.merge(known.schema, options, asked)
     assert isinstance(cfg, DictConfig)
     return Request(run=Run.of(cfg), engine=option, assumptions=tuple(draft.notes))
 

@@ -46,6 +46,18 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
     return Version(text=numbers, assumptions=tuple(notes))
 
 
+def family(engine: str, text: str | None) -> str:
+    """The release to two numbers, `V0` for all of vLLM's older engine, `unknown` without one."""
+    found = _releases(text or "")
+    if not found:
+        return "unknown"
+    said = _ENGINE.search(text or "")
+    older = found[-1][:2] < V1_SINCE and not (said is not None and said[1] == "1")
+    if engine == "vllm" and (older or _is_v0(found[-1], said, None)):
+        return "V0"
+    return ".".join(str(each) for each in found[-1][:2])
+
+
 def _releases(text: str) -> list[tuple[int, ...]]:
     named = _NOTE.sub(" ", text)
     if "fork" in named:
