@@ -1,1 +1,9 @@
-"""Start-up logs of engines, read into records."""
+"""Start-up logs of engines, read into records: one JSON object for each start.
+
+A record has the keys of a start's inputs at the top, `explicit` with those that were printed,
+`outputs` with the figures that the engine printed and `extra` with further ones.
+"""
+
+from kvexp.startup_logs.reading import UnreadableLog, read_log
+
+__all__ = ["UnreadableLog", "read_log"]

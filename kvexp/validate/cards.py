@@ -56,9 +56,11 @@ class Cards:
     def _option(self, words: set[str], total_gib: float | None) -> str | None:
         """The option whose words all stand in the text, the one with the most words.
 
-        Sizes in its name need not, where the total decides.
+        Sizes in its name need not, where the total decides; an exact total does without a text.
         """
         whole = [option for option in self.known if _parts(option) <= words]
+        if not words and total_gib is not None:
+            return next((o for o, facts in self.known.items() if _gib_of(facts) == total_gib), None)
         if whole:
             return max(whole, key=lambda option: len(_parts(option)))
         fitting = [

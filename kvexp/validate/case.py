@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvexp.units import GIB
+from kvexp.validate import measured
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "engine_version": (str,),
@@ -142,11 +143,16 @@ def read(lines: Iterable[str], name: str) -> Records:
 
 
 def case_of(record: Mapping[str, Any]) -> Case:
-    """A record as a case.
+    """A record, or a measurement from inside the engine, as a case.
 
     Raises:
         UnreadableRecord: a key is missing or holds something else than it should.
     """
+    if measured.is_measured(record):
+        try:
+            record = measured.as_record(record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UnreadableRecord(f"a measurement without {error}") from None
     return Case(inputs=_inputs(record), logged=_logged(record))
 
 
@@ -250,7 +256,8 @@ def _logged(record: Mapping[str, Any]) -> Logged:
 
 def size_figure(gib: float) -> Figure:
     """A size that was printed in GiB."""
-    return Figure(value=round(gib * GIB), error=_half_digit(gib) * GIB)
+    size = gib * GIB
+    return Figure(value=round(size), error=0.0 if size.is_integer() else _half_digit(gib) * GIB)
 
 
 def _half_digit(printed: float) -> float:

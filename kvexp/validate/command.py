@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvexp import record
 from kvexp.errors import RequestError
+from kvexp.startup_logs import UnreadableLog, read_log
 from kvexp.validate import case, output, report, score
 from kvexp.validate.predict import predict
 
@@ -29,8 +30,8 @@ def run(arguments: Sequence[str]) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    if not options.files:
-        parser.error("give a FILE.jsonl")
+    if not options.files and not options.log:
+        parser.error("give a FILE.jsonl or --log FILE")
     try:
         return _run(options)
     except RequestError as error:
@@ -39,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     limits = {} if options.check is None else output.thresholds(options.check)
-    files = [_read(path) for path in options.files]
+    files = [*map(_read, options.files), *map(_read_log, options.log)]
     problems = [problem for found in files for problem in found.problems]
     scored = score.score((each for found in files for each in found.cases), predict)
     summary = score.summary(scored, options.group)
@@ -74,6 +75,17 @@ def _read(path: Path) -> case.Records:
         raise RequestError(f"{path} cannot be read: {error}") from None
 
 
+def _read_log(path: Path) -> case.Records:
+    """The one record of a raw log."""
+    try:
+        found = read_log(path.read_text(encoding="utf-8", errors="replace"), path.stem)
+        return case.Records(cases=(case.case_of(found),), problems=())
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    except (UnreadableLog, case.UnreadableRecord) as error:
+        return case.Records(cases=(), problems=(f"{path}: {error}",))
+
+
 def _write(path: Path, text: str) -> None:
     try:
         record.write_text(path, text)
@@ -88,6 +100,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE.jsonl", help="records, one a line"
+    )
+    parser.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="a raw start-up log of vLLM, SGLang, TensorRT-LLM or LMDeploy; may be repeated",
     )
     parser.add_argument("--json", type=Path, metavar="OUT", help="write cases and summary here")
     parser.add_argument(

@@ -11,7 +11,9 @@ from kvexp.dtypes import KvDtype, Quantization
 from kvexp.hf import ids
 
 _HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_TEXT_ONLY = re.compile(r"[-_ ]text$")
 _VARIANT = re.compile(r"-(instruct|chat|it|hf|base|class|family|like|llm|fp16|bf16|sft)$")
+_HUB_FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 _GGUF = re.compile(r"[-.]?(?:i?q(\d)\w*)?[-.]gguf$")
 _NOTE = re.compile(r"\(([^)]*)\)")
 
@@ -31,13 +33,15 @@ _FORMATS: tuple[tuple[str, Quantization], ...] = (
 class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
-    `gguf_bits` are those of a GGUF file's elements, 16 where its name does not say.
+    `gguf_bits` are those of a GGUF file, 16 where its name does not say; `text_only` means the
+    decoder of a multimodal model.
     """
 
     option: str
     quantization: Quantization | None = None
     kv_dtype: KvDtype | None = None
     gguf_bits: int | None = None
+    text_only: bool = False
 
 
 class Catalogue:
@@ -76,6 +80,10 @@ class Catalogue:
             option = self._names.get(_squeezed(form))
             if option is not None:
                 return Named(option)
+        text_only = _TEXT_ONLY.search(name)
+        if text_only is not None:
+            option = self._names.get(_squeezed(name[: text_only.start()]))
+            return None if option is None else Named(option, text_only=True)
         return None
 
 
@@ -94,8 +102,9 @@ def format_of(text: str) -> Quantization | None:
 
 def _candidates(text: str) -> Iterator[str]:
     """Names that may be meant, in lower case, the most literal one first."""
-    lower = text.strip().lower()
-    yield lower
+    lower = text.strip().lower().rstrip("/")
+    hub = _HUB_FOLDER.search(lower)
+    yield f"{hub[1]}/{hub[2]}" if hub is not None else lower
     notes = [note for note in _NOTE.findall(lower) if note.endswith(" class")]
     for part in (_NOTE.sub(" ", lower), *notes):
         for name in re.split(r" / | \+ |[,;:]", part):

@@ -223,6 +223,8 @@ class _Draft:
     def weights(self, named: models.Named) -> None:
         """The format of the weights: of the model's name, or of the engine's option."""
         text = self.inputs.quantization or ""
+        if named.text_only:
+            self.model["tower_parameters"] = 0
         method = named.quantization or models.format_of(text)
         if named.gguf_bits is not None:
             method = next((each for bits, each in _GGUF if named.gguf_bits <= bits), None)

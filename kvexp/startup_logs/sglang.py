@@ -1,0 +1,53 @@
+"""Lines of SGLang; its GB are GiB."""
+
+from kvexp.startup_logs.lines import Dialect, Line
+
+SGLANG = Dialect(
+    engine="sglang",
+    lines=(
+        Line(r"server_args=ServerArgs\(", resets=True),
+        Line(r"sglang(?:==|\s+version:?\s*|:\s+)v?(?P<engine_version>\d+\.\d+\S*)"),
+        Line(r"Init torch distributed ends\. (?:elapsed=\S+ s, )?mem usage={init_dist_mem_gib} GB"),
+        Line(r"Load weight begin\. avail mem={init_free_gib} GB"),
+        Line(
+            r"Load weight end\..*?dtype=torch\.(?P<weight_dtype>\w+),.*?avail mem={free_gib} GB"
+            r"(?:, mem usage={weights_gib} GB)?"
+        ),
+        Line(
+            r"KV Cache is allocated\..*?#tokens: {kv_tokens}, "
+            r"(?:KV size: {available_kv_gib} GB|K size: {k_gib} GB, V size: {v_gib} GB)"
+        ),
+        Line(r"Memory pool end\. avail mem={avail_after_pool_gib} GB"),
+        Line(
+            r"Capture (?:cuda|npu) graph end\.(?:.*?mem usage={cudagraph_gib} GB)?"
+            r".*?avail mem={avail_at_end_gib} GB"
+        ),
+        Line(
+            r"max_total_num_tokens={kv_tokens}, chunked_prefill_size={max_num_batched_tokens}"
+            r".*context_len={max_model_len}"
+        ),
+        Line(
+            r"Not enough memory\. Please try to increase --mem-fraction-static",
+            outcome="no_cache_blocks",
+        ),
+        Line(r"CUDA out of memory|OutOfMemoryError", outcome="oom"),
+    ),
+    arguments={
+        "model": ("model_path", "model"),
+        "weight_dtype": ("dtype",),
+        "quantization": ("quantization",),
+        "kv_cache_dtype": ("kv_cache_dtype",),
+        "gpu_memory_utilization": ("mem_fraction_static",),
+        "max_model_len": ("context_length",),
+        "max_num_batched_tokens": ("chunked_prefill_size",),
+        "max_num_seqs": ("max_running_requests",),
+        "block_size": ("page_size",),
+        "enforce_eager": ("disable_cuda_graph",),
+        "tp": ("tp_size", "tensor_parallel_size", "tp"),
+        "pp": ("pp_size",),
+        "dp": ("dp_size",),
+    },
+    introductions=("ServerArgs(", "sglang.launch_server ", "sglang serve "),
+    ranks=r"^\[[\d-]+ [\d:.]+ ((?:DP\d+ )?(?:PP\d+ )?TP\d+|PP\d+)",
+    flags={"max_total_tokens": "max_total_tokens"},
+)
