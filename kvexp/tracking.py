@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 
 _MAX_NAME_CHARS = 250
 _PARAMS_PER_BATCH = 100
+_METRICS_PER_BATCH = 500
 _ATTEMPTS_WHEN_LOCKED = 4
 _SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
 _QUIET = {
@@ -139,6 +140,15 @@ class Store:
     ) -> None:
         """End a sweep's run with its files (table, picture) and the summary of its points."""
 
+    def finish_report(
+        self,
+        run_id: str | None,
+        metrics: Mapping[str, float],
+        files: Sequence[Path],
+        folder: Path | None,
+    ) -> None:
+        """End a run that is no point and no sweep; its files stay in `folder` as well, if given."""
+
     def kill(self, run_id: str | None) -> None:
         """End a run as killed, unless it has ended."""
 
@@ -205,6 +215,23 @@ class MlflowStore(Store):
         status = _run_status([result.status for result in results])
         self._finish(parent_id, (batch, upload), status, folder)
 
+    def finish_report(
+        self,
+        run_id: str | None,
+        metrics: Mapping[str, float],
+        files: Sequence[Path],
+        folder: Path | None,
+    ) -> None:
+        """See `Store`."""
+
+        def batch() -> None:
+            self._batch(run_id, {param_name(key): value for key, value in metrics.items()}, {})
+
+        def upload() -> None:
+            self._upload(run_id, files)
+
+        self._finish(run_id, (batch, upload), "FINISHED", folder)
+
     def kill(self, run_id: str | None) -> None:
         """See `Store`."""
         if run_id is None:
@@ -262,14 +289,17 @@ class MlflowStore(Store):
         params = params_of(self._params.pop(run_id or "", {}))
         now = int(time.time() * 1000)
         chunks = _chunks([Param(key, value) for key, value in params.items()], _PARAMS_PER_BATCH)
+        measured = [Metric(key, value, now, 0) for key, value in metrics.items()]
         self._client.log_batch(
             run_id,
-            metrics=[Metric(key, value, now, 0) for key, value in metrics.items()],
+            metrics=measured[:_METRICS_PER_BATCH],
             params=next(chunks, []),
             tags=[RunTag(param_name(key), shorten(value)) for key, value in tags.items()],
         )
         for chunk in chunks:
             self._client.log_batch(run_id, params=chunk)
+        for more in _chunks(measured[_METRICS_PER_BATCH:], _METRICS_PER_BATCH):
+            self._client.log_batch(run_id, metrics=more)
 
     def _upload(self, run_id: str | None, files: Sequence[Path]) -> None:
         for path in files:

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvexp import record
+from kvexp import record, tracking
 from kvexp.errors import RequestError
 from kvexp.startup_logs import UnreadableLog, read_log
-from kvexp.validate import case, output, report, score
+from kvexp.validate import case, kept, output, page, pictures, report, score
 from kvexp.validate.predict import predict
 
 OK, BELOW_THRESHOLD, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
@@ -40,14 +40,23 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     limits = {} if options.check is None else output.thresholds(options.check)
+    store = None if options.mlflow is None else kept.open_store(options.mlflow)
     files = [*map(_read, options.files), *map(_read_log, options.log)]
     problems = [problem for found in files for problem in found.problems]
     scored = score.score((each for found in files for each in found.cases), predict)
     summary = score.summary(scored, options.group)
     for line in _lines(scored, summary, quiet=options.quiet):
         print(line)
+    names = [str(path) for path in (*options.files, *options.log)]
     if options.json is not None:
         _write(options.json, output.as_json(scored, summary))
+    if options.page is not None:
+        _write(options.page, page.page_text(scored, summary, names))
+    if options.picture is not None:
+        _draw(scored, options.picture)
+    if store is not None:
+        kept.keep(store, scored, summary, names)
+        print(tracking.ui_command(store))
     for problem in problems:
         _say(problem, WRONG_REQUEST)
     missed = output.missed(limits, summary)
@@ -93,6 +102,13 @@ def _write(path: Path, text: str) -> None:
         raise RequestError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
+def _draw(scored: Sequence[score.Scored], path: Path) -> None:
+    try:
+        pictures.draw_scatter(scored, path)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot write to {path}: {error}") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvexp.validate",
@@ -122,6 +138,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="PREFIX",
         help="sum up the cases whose ids begin so; may be repeated",
+    )
+    parser.add_argument("--page", type=Path, metavar="OUT.md", help="write the accuracy page here")
+    parser.add_argument("--picture", type=Path, metavar="OUT.png", help="draw a scatter plot here")
+    parser.add_argument(
+        "--mlflow",
+        nargs="?",
+        const=tracking.Tracking.uri,
+        metavar="URI",
+        help=f"keep the results in MLflow, by default in {tracking.Tracking.uri}",
     )
     parser.add_argument("--quiet", action="store_true", help="print the summary alone")
     return parser

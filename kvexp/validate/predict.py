@@ -9,6 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvexp import pipeline
 from kvexp.errors import InvalidValue
 from kvexp.results import Refusal, Result, Status
+from kvexp.validate import versions
 from kvexp.validate.cards import Card
 from kvexp.validate.case import Inputs
 from kvexp.validate.models import Named
@@ -58,21 +59,38 @@ def _answer(request: Request) -> Prediction:
     result = pipeline.execute(request.run, request.engine)
     if result.status not in (Status.ok, Status.infeasible, Status.oom):
         return Prediction.unanswered(result.reason)
+    values = {name: _VALUES[name](result) for name in VALUES}
+    outcome = _outcome(request, result)
+    if outcome == "max_len_too_large" and versions.is_v0(request.run.engine.version):
+        values |= _v0_pool(result)
     return Prediction(
         answered=True,
         reason=result.reason,
-        outcome=_outcome(result),
-        values={name: _VALUES[name](result) for name in VALUES},
+        outcome=outcome,
+        values=values,
         assumptions=(*request.assumptions, *result.notes),
     )
 
 
-def _outcome(result: Result) -> Outcome:
+def _outcome(request: Request, result: Result) -> Outcome:
     if result.status is Status.oom:
         return "oom"
-    if result.refusal is None:
-        return "ok"
-    return _REFUSALS.get(result.refusal.kind, "no_cache_blocks")
+    if result.refusal is not None:
+        return _REFUSALS.get(result.refusal.kind, "no_cache_blocks")
+    asked, used = request.run.max_model_len, result.effective.get("max_model_len")
+    shortened = asked is not None and used is not None and used < asked
+    return "max_len_too_large" if shortened and request.engine == "lmdeploy" else "ok"
+
+
+def _v0_pool(result: Result) -> dict[str, Interval | None]:
+    """V0 prints its blocks, then refuses the length with the tokens that they hold."""
+    tokens, block_size = _longest(result.refusal), result.effective.get("block_size")
+    if not tokens or not block_size:
+        return {}
+    return {
+        "kv_tokens": Interval.exactly(tokens),
+        "num_blocks": Interval.exactly(tokens // block_size),
+    }
 
 
 def _blocks(result: Result) -> Interval | None:

@@ -16,7 +16,7 @@ TERMS = {
 }
 """Sizes by the names under which they are shown."""
 
-_GROUPS = {
+GROUPS = {
     "all": "all cases",
     "stated": "inputs stated",
     "assumed": "some inputs assumed",
@@ -24,7 +24,9 @@ _GROUPS = {
     "with_id_stated": "id, inputs stated",
     "with_id_assumed": "id, some assumed",
 }
-_FAMILIES = {"by_prefix": "", "by_engine": "", "by_version": ""}
+"""Groups of a summary by the names under which they are shown."""
+
+_FAMILIES = ("by_prefix", "by_engine", "by_version")
 
 
 def case_lines(scored: Sequence[Scored]) -> Iterator[str]:
@@ -40,7 +42,7 @@ def case_lines(scored: Sequence[Scored]) -> Iterator[str]:
 
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     """One row a group, then the errors of each term."""
-    rows = {title: summary[name] for name, title in _GROUPS.items()}
+    rows = {title: summary[name] for name, title in GROUPS.items()}
     for family in _FAMILIES:
         rows |= summary[family]
     yield "tokens, or blocks where no tokens are logged"

@@ -1,15 +1,17 @@
 """The inputs of a case as a request: what a user would have asked kvexp for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
+from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.units import parse_bytes
 from kvexp.validate import flags, models, versions
@@ -85,33 +87,31 @@ class Known:
         return cls({plugin.name: plugin.cls for group in groups for plugin in group})
 
     @cached_property
+    def folders(self) -> list[Path]:
+        """The folders of YAML."""
+        return registry.config_dirs()
+
+    @cached_property
     def models(self) -> models.Catalogue:
         """The catalogue of models."""
-        return models.Catalogue(ids.index(registry.config_dirs()))
+        return models.Catalogue(ids.index(self.folders))
 
     @cached_property
     def cards(self) -> Cards:
         """The catalogue of cards."""
-        return Cards.of(registry.config_dirs())
+        return Cards.of(self.folders)
+
+    def model(self, option: str) -> Model:
+        """A model of the catalogue."""
+        if option not in self._models:
+            paths = (folder / "model" / f"{option}.yaml" for folder in self.folders)
+            facts = OmegaConf.to_container(OmegaConf.load(next(p for p in paths if p.is_file())))
+            assert isinstance(facts, dict)
+            self._models[option] = typed(Model, {str(key): facts[key] for key in facts})
+        return self._models[option]
 
     @cached_property
-    def schema(self) -> DictConfig:
-        """The shape of a run."""
-        schema = OmegaConf.structured(Run)
-        assert isinstance(schema, DictConfig)
-        return schema
-
-    def facts(self, option: str) -> Mapping[str, Any]:
-        """What the catalogue holds of a model."""
-        if option not in self._facts:
-            paths = (folder / "model" / f"{option}.yaml" for folder in registry.config_dirs())
-            found = OmegaConf.to_container(OmegaConf.load(next(p for p in paths if p.is_file())))
-            assert isinstance(found, dict)
-            self._facts[option] = {str(key): value for key, value in found.items()}
-        return self._facts[option]
-
-    @cached_property
-    def _facts(self) -> dict[str, Mapping[str, Any]]:
+    def _models(self) -> dict[str, Model]:
         return {}
 
 
@@ -135,7 +135,7 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
         InvalidValue: a value is not allowed.
     """
     option = engine_option(inputs)
-    draft = _Draft(inputs, option, known.facts(named.option))
+    draft = _Draft(inputs, option, known.model(named.option))
     draft.notes += card.assumptions
     draft.version(card.facts.get("compute_capability"))
     draft.flags({item.name for item in fields(known.plugins[option])})
@@ -145,23 +145,31 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     draft.weights(named)
     draft.length()
     draft.free(card)
-    options: dict[str, Any] = {
-        "model": dict(known.facts(named.option)),
-        "gpu": dict(card.facts),
-        "engine": OmegaConf.structured(known.plugins[option]),
-        "profiler": OmegaConf.structured(known.plugins[PROFILER]),
-    }
-    asked = {"engine": draft.engine, "model": draft.model, "gpu": draft.gpu, **draft.values}
-    cfg = OmegaConf.merge(known.schema, options, asked)
-    assert isinstance(cfg, DictConfig)
-    return Request(run=Run.of(cfg), engine=option, assumptions=tuple(draft.notes))
+    run = Run(
+        model=replace(known.model(named.option), **draft.model),
+        gpu=Gpu(**{**card.facts, **draft.gpu}),
+        engine=typed(known.plugins[option], draft.engine),
+        profiler=typed(known.plugins[PROFILER], {}),
+        **draft.values,
+    )
+    return Request(run=run, engine=option, assumptions=tuple(draft.notes))
+
+
+def typed(cls: type, values: Mapping[str, Any]) -> Any:
+    """An object of a class of options, with values that Hydra would take for them.
+
+    Raises:
+        OmegaConfBaseException: a value does not fit its option.
+        InvalidValue: the class does not allow it.
+    """
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), dict(values)))
 
 
 class _Draft:
     """The values of a request as they are found, and what was assumed."""
 
-    def __init__(self, inputs: Inputs, option: str, facts: Mapping[str, Any]) -> None:
-        self.inputs, self.option, self.facts = inputs, option, facts
+    def __init__(self, inputs: Inputs, option: str, model: Model) -> None:
+        self.inputs, self.option, self.known = inputs, option, model
         self.values: dict[str, Any] = {}
         self.engine: dict[str, Any] = {}
         self.model: dict[str, Any] = {}
@@ -232,18 +240,22 @@ class _Draft:
             self.notes.append(f"quantization: GGUF of {named.gguf_bits} bits counted as {counted}")
         elif text and method is None:
             self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
-        own = (self.facts.get("quantization_config") or {}).get("method")
-        if method is None or method.name in (own, (self.facts.get("moe") or {}).get("format")):
+        own, moe = self.known.quantization_config, self.known.moe
+        if method is None or (moe is not None and method.name == moe.format):
+            return
+        if own is not None and own.method is method:
             return
         self.values["quantization"] = method
         if own is not None:
             self.model["quantization_config"] = None
-            self.notes.append(f"quantization: {method.name} instead of the checkpoint's {own}")
+            self.notes.append(
+                f"quantization: {method.name} instead of the checkpoint's {own.method.name}"
+            )
 
     def length(self) -> None:
         """A length beyond the model's own is allowed to whoever insists."""
-        length, longest = self.inputs.max_model_len, self.facts["max_position_embeddings"]
-        if length is not None and length > longest and not self.facts.get("rope_scaling"):
+        length, longest = self.inputs.max_model_len, self.known.max_position_embeddings
+        if length is not None and length > longest and not self.known.rope_scaling:
             self.model["max_position_embeddings"] = length
             self.notes.append(f"max_model_len: {length} beyond the model's {longest}")
 

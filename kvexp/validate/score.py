@@ -1,5 +1,6 @@
 """How far predictions are off: case by case, and in summary."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +21,8 @@ STATED = (
     "kv_cache_dtype",
 )
 """Inputs that a case must show to count as stated."""
+
+_NOTE = re.compile(r"\s*\(.*?\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +76,11 @@ class Scored:
     def family(self) -> str:
         """Engine and release, to two numbers; vLLM's V0 engine is one family."""
         return f"{self.engine} {versions.family(self.engine, self.case.inputs.engine_version)}"
+
+    @property
+    def card(self) -> str:
+        """The card as the log names it, without notes."""
+        return _NOTE.sub("", self.case.inputs.gpu or "").strip() or "not named"
 
     @property
     def is_stated(self) -> bool:
@@ -138,7 +146,7 @@ def summary(scored: Sequence[Scored], prefixes: Sequence[str] = ()) -> dict[str,
         },
         "by_engine": _by(scored, lambda each: each.engine),
         "by_version": _by(scored, lambda each: each.family),
-        "by_gpu": _by(scored, lambda each: each.case.inputs.gpu or "not named"),
+        "by_gpu": _by(scored, lambda each: each.card),
     }
 
 

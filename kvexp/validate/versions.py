@@ -51,11 +51,18 @@ def family(engine: str, text: str | None) -> str:
     found = _releases(text or "")
     if not found:
         return "unknown"
-    said = _ENGINE.search(text or "")
-    older = found[-1][:2] < V1_SINCE and not (said is not None and said[1] == "1")
-    if engine == "vllm" and (older or _is_v0(found[-1], said, None)):
+    if engine == "vllm" and is_v0(text or ""):
         return "V0"
     return ".".join(str(each) for each in found[-1][:2])
+
+
+def is_v0(text: str) -> bool:
+    """Whether a version's text means vLLM's V0 engine."""
+    found, said = _releases(text), _ENGINE.search(text)
+    if not found:
+        return False
+    older = found[-1][:2] < V1_SINCE and not (said is not None and said[1] == "1")
+    return older or _is_v0(found[-1], said, None)
 
 
 def _releases(text: str) -> list[tuple[int, ...]]:
