@@ -27,9 +27,9 @@ def _page(
     yield "The inputs of a case count as stated where its log or command shows these:"
     yield f"{', '.join(f'`{name}`' for name in STATED)}."
     yield "Elsewhere what is missing was filled in with the version's own defaults."
-    yield "Capacity is tokens, or blocks where no tokens are logged; errors are relative and without"
-    yield "sign, within the printed digits 0. `inside`: the logged value lies between the predicted"
-    yield "low and high; `width`: the median of (high - low) / best."
+    yield "Capacity is tokens, or blocks where no tokens are logged. Errors are relative and"
+    yield "without sign, 0 within the printed digits. `inside`: the logged value lies between the"
+    yield "predicted low and high; `width`: the median of (high - low) / best."
     yield ""
     yield from _capacity("Capacity", {t: summary[name] for name, t in GROUPS.items()}, summary)
     yield from _terms("By term", summary["all"]["terms"])

@@ -29,7 +29,7 @@ _NOTE = re.compile(r"\s*\(.*?\)")
 class Comparison:
     """A predicted value beside the logged one.
 
-    `error` is predicted / logged - 1, null where the log says 0; `inside` whether the logged value,
+    `error` is (predicted - logged) / logged, null where the log says 0; `inside` whether the logged value,
     give or take half of its last digit, lies between low and high.
     """
 
@@ -41,7 +41,8 @@ class Comparison:
         """Relative error of the best value; 0 within the logged digits."""
         if self.logged.agrees(self.predicted.best, self.predicted.best):
             return 0.0
-        return self.predicted.best / self.logged.value - 1 if self.logged.value else None
+        value = self.logged.value
+        return (self.predicted.best - value) / value if value else None
 
     @property
     def inside(self) -> bool:

@@ -1,0 +1,151 @@
+"""`python -m kvexp.validate` as a user runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvexp.validate import command
+
+DATA = Path(__file__).parents[1] / "data"
+PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
+
+LINES = (DATA / "engine_logs.jsonl").read_text().splitlines()
+FEW = [
+    line
+    for line in LINES
+    if '"id": "v19-microsoft-phi-4-tp1-8192"' in line or '"id": "v0-whisper-8gb"' in line
+]
+LOG = """\
+INFO 04-24 16:32:50 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: \
+model='meta-llama/Llama-3.1-8B-Instruct', dtype=torch.bfloat16, max_seq_len=32768, \
+tensor_parallel_size=1, quantization=None, enforce_eager=False, kv_cache_dtype=auto
+INFO 04-24 16:33:13 [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens
+"""
+
+
+@pytest.fixture
+def few(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "few.jsonl"
+    path.write_text("\n".join(FEW) + "\n")
+    return str(path)
+
+
+def test_the_kept_records_stay_within_their_limits(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    status = command.run(
+        [
+            str(DATA / "engine_logs.jsonl"),
+            "--quiet",
+            f"--check={DATA / 'engine_logs_limits.yaml'}",
+            f"--json={out}",
+        ]
+    )
+
+    assert status == 0, capsys.readouterr().err
+    found = json.loads(out.read_text())
+    assert len(found["cases"]) == found["summary"]["all"]["cases"] == len(LINES)
+
+
+def test_cases_and_summary_are_printed_and_kept(few, capsys):
+    assert command.run([few, "--json", "out.json", "--page", "page.md", "--picture", "p.png"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "v19-microsoft-phi-4-tp1-8192" in printed
+    assert "v0-whisper-8gb: not answered: model 'openai/whisper-tiny (0.0713 GB)'" in printed
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
+    assert Path("page.md").read_text().startswith("# Accuracy\n")
+    assert Path("p.png").exists()
+
+
+def test_a_raw_log_is_a_case(few, capsys):
+    Path("start.log").write_text(LOG)
+
+    assert command.run(["--log", "start.log", "--json", "out.json", "--quiet"]) == 0
+    (case,) = json.loads(Path("out.json").read_text())["cases"]
+    assert (case["id"], case["answered"]) == ("start", True)
+    assert case["logged"]["kv_tokens"] == 158656
+
+
+def test_a_text_that_is_no_log_is_one_line_and_the_rest_is_answered(few, capsys):
+    Path("other.txt").write_text("hello\n")
+
+    assert command.run([few, "--log", "other.txt", "--json", "out.json", "--quiet"]) == 2
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("kvexp: other.txt: no line about memory or capacity of vllm")
+    assert error.count("\n") == 1
+
+
+def test_a_broken_record_is_one_line_and_the_rest_is_answered(few, capsys):
+    with Path(few).open("a") as stream:
+        stream.write('{"id": "bad", "engine": "vllm", "tp": "two"}\n')
+
+    assert command.run([few, "--json", "out.json", "--quiet"]) == 2
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
+    assert capsys.readouterr().err == (f"kvexp: {few}:3: tp must be int or null, got 'two'\n")
+
+
+def test_a_missed_limit_is_status_1(few, capsys):
+    Path("limits.yaml").write_text("all:\n  answered_share: 0.9\n")
+
+    assert command.run([few, "--check", "limits.yaml", "--quiet"]) == 1
+    assert capsys.readouterr().err == "kvexp: all.answered_share is 0.5, below 0.9\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.jsonl"], "missing.jsonl cannot be read"),
+        (["FEW", "--check", "missing.yaml"], "--check missing.yaml cannot be read"),
+        (["FEW", "--check", "list.yaml"], "--check list.yaml must hold keys of the summary"),
+        (["FEW", "--check", "broken.yaml"], "--check broken.yaml cannot be read"),
+        (["FEW", "--check", "unknown.yaml"], "--check: everything is no key of the summary"),
+        (["FEW", "--json", "no/such/folder/out.json"], "cannot write to no/such/folder/out.json"),
+        (["FEW", "--picture", "out.nothing"], "cannot write to out.nothing"),
+        (["FEW", "--mlflow", "nonsense://x"], "nonsense"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_status_2(few, capsys, arguments, message):
+    Path("list.yaml").write_text("- 1\n")
+    Path("broken.yaml").write_text("a: [\n")
+    Path("unknown.yaml").write_text("everything: 1\n")
+
+    assert command.run([few if each == "FEW" else each for each in arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_without_a_file_the_use_is_shown(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.run([])
+
+    assert ended.value.code == 2
+    assert "give a FILE.jsonl or --log FILE" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_one_run_in_mlflow_holds_metrics_and_files(few, capsys):
+    from mlflow.tracking import MlflowClient
+
+    assert command.run([few, "--quiet", "--mlflow"]) == 0
+    assert "mlflow ui --backend-store-uri" in capsys.readouterr().out
+    client = MlflowClient(tracking_uri=f"sqlite:///{Path('outputs/mlflow.db').resolve()}")
+    (experiment,) = client.search_experiments(filter_string="name = 'kvexp-validate'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["all.answered_share"] == 0.5
+    assert 0 < run.data.metrics["all.terms.num_blocks.median_error"] < 0.1
+    files = {each.path for each in client.list_artifacts(run.info.run_id)}
+    assert files == {"scatter.png", "summary.txt", "validation.json", "worst.txt"}
+
+
+@pytest.mark.slow
+def test_the_accuracy_page_is_the_one_that_the_command_makes(tmp_path, monkeypatch):
+    monkeypatch.chdir(DATA.parents[1])
+    made = tmp_path / "accuracy.md"
+    arguments = ["--group=v19-", "--group=vsweep-", "--quiet", f"--page={made}"]
+
+    assert command.run(["tests/data/engine_logs.jsonl", *arguments]) == 0
+    assert made.read_text() == PAGE.read_text()

@@ -1,0 +1,319 @@
+"""What a record's text means, and what is predicted from it."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvexp.dtypes import DType, KvDtype, Quantization
+from kvexp.hf import ids
+from kvexp.registry import config_dirs
+from kvexp.validate import models, versions
+from kvexp.validate.cards import Cards
+from kvexp.validate.case import Inputs
+from kvexp.validate.models import Catalogue, Named
+from kvexp.validate.predict import predict
+from kvexp.validate.prediction import VALUES
+from kvexp.validate.request import Known, request_of
+
+GIB = 1 << 30
+CATALOGUE = Catalogue(ids.index(config_dirs()))
+CARDS = Cards.of(config_dirs())
+KNOWN = Known.here()
+
+LLAMA = Inputs(
+    id="llama",
+    engine="vllm",
+    engine_version="0.19.0",
+    model="meta-llama/Llama-3.1-8B-Instruct",
+    gpu="H100 80GB",
+    gpu_total_gib=79.19,
+    tp=1,
+    pp=1,
+    weight_dtype="bfloat16",
+    kv_cache_dtype="auto",
+    gpu_memory_utilization=0.95,
+    max_model_len=8192,
+    max_num_batched_tokens=8192,
+    max_num_seqs=1024,
+    stated=("engine_version", "model", "gpu", "gpu_total_gib", "tp", "weight_dtype"),
+    init_free_gib=78.68,
+)
+
+
+def run_of(inputs):
+    named = CATALOGUE.find(inputs.model)
+    card = CARDS.find(inputs.gpu, inputs.gpu_total_gib)
+    return request_of(inputs, KNOWN, card, named).run
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", Named("llama31_8b")),
+        ("DeepSeek-R1 AWQ (671B, moe_wna16_marlin)", Named("deepseek_r1", Quantization.awq)),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", Named("llama33_70b", Quantization.fp8)),
+        ("Qwen2.5-0.5B bnb-4bit (inferred)", Named("qwen25_0_5b", Quantization.bitsandbytes)),
+        ("Llama-3.2-3B-Instruct-Q8_0.gguf", Named("llama32_3b", gguf_bits=8)),
+        ("Llama-2-7B", Named("llama2_7b")),
+        ("Chinese-Alpaca-2 (Llama-2-7B class)", Named("llama2_7b")),
+        ("QwQ-32B / Qwen2.5-32B (Qwen2ForCausalLM, 14 shards)", Named("qwq_32b")),
+        ("/data/models-hf/Qwen2.5-0.5B/", Named("qwen25_0_5b")),
+        ("/hub/models--facebook--opt-125m/snapshots/27dcfa74", Named("opt_125m")),
+        ("gemma3_12b_text", Named("gemma3_12b", text_only=True)),
+        ("GLM-5 fp8 (DeepSeek-V3.2 style sparse MLA)", None),
+        ("58.99 GiB model (name outside excerpt)", None),
+    ],
+)
+def test_a_text_means_an_entry_of_the_catalogue(text, named):
+    assert CATALOGUE.find(text) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("Qwen/Qwen3-8B", True), ("Qwen3-8B", False), ("A/B class (inferred)", False)],
+)
+def test_only_an_id_is_an_id(text, expected):
+    assert models.is_id(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [
+        ("awq/moe_wna16", Quantization.awq),
+        ("gptq_marlin", Quantization.gptq),
+        ("auto_round", Quantization.gptq),
+        ("bitsandbytes-4bit", Quantization.bitsandbytes),
+        ("compressed-tensors int4", Quantization.w4a16),
+        ("modelopt nvfp4", Quantization.nvfp4),
+        ("deepseek_v4_fp8", Quantization.fp8),
+        ("compressed-tensors", None),
+    ],
+)
+def test_an_engines_name_of_a_format(text, method):
+    assert models.format_of(text) is method
+
+
+@pytest.mark.parametrize(
+    ("text", "total_gib", "name"),
+    [
+        ("H100 80GB", 79.22, "NVIDIA H100 80GB HBM3"),
+        ("A100-80GB (79.15 GiB)", 79.15, "NVIDIA A100-SXM4-80GB"),
+        ("A100", 39.5, "NVIDIA A100-SXM4-40GB"),
+        ("A800-80GB", None, "NVIDIA A100-SXM4-80GB"),
+        ("4x 22 GB modded RTX 2080 Ti (21.66 GiB)", 21.66, "NVIDIA GeForce RTX 2080 Ti"),
+        ("NVIDIA GeForce RTX 3090Ti", None, "NVIDIA GeForce RTX 3090 Ti"),
+        ("8x 44.39 GiB PCIe (L40S)", 44.39, "NVIDIA L40S"),
+        (None, 150109880320 / GIB, "NVIDIA H200"),
+        ("8 GB laptop GPU", 8.0, "8 GB laptop GPU"),
+    ],
+)
+def test_a_text_means_a_card(text, total_gib, name):
+    assert CARDS.find(text, total_gib).facts["name"] == name
+
+
+def test_a_printed_total_keeps_its_rounding_and_an_exact_one_has_none():
+    printed = CARDS.find("H100 80GB", 79.22).facts
+    exact = CARDS.find("H200", 150109880320 / GIB).facts
+
+    assert (printed["total_bytes"], printed["total_printed_gib"]) == ("79.22GiB", 79.22)
+    assert (exact["total_bytes"], exact["total_printed_gib"]) == (150109880320, None)
+
+
+def test_a_card_that_is_not_known_has_its_size_assumed():
+    card = CARDS.find("24 GB-class pair", None)
+
+    assert 23.5 * GIB < card.facts["total_bytes"] < 23.7 * GIB
+    assert "24 GB-class pair" in card.assumptions[0]
+    assert CARDS.find("AMD Radeon", None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "capability", "expected"),
+    [
+        ("0.8.5.dev (V1)", 8.0, "0.8.5"),
+        ("0.9.x (V0, ROCm)", None, "0.9-v0"),
+        ("0.8.5", 7.0, "0.8.5-v0"),  # V1 needs 8.0
+        ("0.7.3 (V1)", 9.0, "0.8.0"),
+        ("0.6.6.post2.dev (V0)", 8.0, "0.6.6"),
+        ("0.11-0.14 (image latest, Jan-Feb 2026)", 9.0, "0.14"),
+        ("0.10.2/0.11rc", 9.0, "0.11"),
+        ("0.2.5", 8.0, "0.5.0"),
+        ("0.11.0 (container 26.0x)", 12.1, "0.11.0"),
+        ("0.10.2.dev378+g4d7fe40fc.d20250829 (V1)", 9.0, "0.10.2"),
+        ("0.2x (Jul 2026)", 8.6, None),
+        ("1Cat-vLLM 1.3.0 fork", 7.0, None),
+        ("0.1.dev20073 (Aug 2026)", 12.1, None),
+        (None, 8.0, None),
+    ],
+)
+def test_a_text_means_a_release(text, capability, expected):
+    found = versions.find("vllm", text, capability)
+
+    assert found.text == expected
+    assert found.text is not None or found.assumptions
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [("0.19.1 (V1)", "0.19"), ("0.8.2 (V0)", "V0"), ("0.6.4", "V0"), ("fork", "unknown")],
+)
+def test_versions_make_families(text, family):
+    assert versions.family("vllm", text) == family
+
+
+def test_a_record_becomes_the_request_that_a_user_would_make():
+    run = run_of(replace(LLAMA, kv_cache_dtype="fp8", quantization="fp8", tp=2))
+
+    assert (run.util, run.max_model_len, run.tp) == (0.95, 8192, 2)
+    assert (run.dtype, run.kv_dtype, run.quantization) == (
+        DType.bf16,
+        KvDtype.fp8,
+        Quantization.fp8,
+    )
+    assert run.gpu.free_bytes == int(78.68 * GIB)
+    assert run.engine.version == "0.19.0"
+
+
+def test_a_format_that_is_the_checkpoints_own_is_left_to_it():
+    assert (
+        run_of(replace(LLAMA, model="openai/gpt-oss-20b", quantization="mxfp4")).quantization
+        is None
+    )
+    other = run_of(replace(LLAMA, model="DeepSeek-R1 AWQ", tp=8))
+    assert (other.quantization, other.model.quantization_config) == (Quantization.awq, None)
+
+
+def test_flags_are_options_of_the_engine_where_it_has_them():
+    flags = "enable-expert-parallel; decode-context-parallel-size 8; swap-space 0"
+    named, card = CATALOGUE.find("moonshotai/Kimi-K2-Thinking"), CARDS.find("H200", None)
+    request = request_of(replace(LLAMA, tp=8, other_flags=flags), KNOWN, card, named)
+
+    assert request.run.engine.enable_expert_parallel is True
+    assert request.run.engine.decode_context_parallel_size == 8
+    assert "other_flags: no rule for 'swap-space 0'" in request.assumptions
+
+
+def test_all_cards_are_ranks_where_only_their_number_is_known():
+    assert run_of(replace(LLAMA, tp=None, num_gpus=4)).tp == 4
+
+
+def test_what_the_log_leaves_open_is_listed():
+    found = predict(replace(LLAMA, max_num_seqs=None, gpu_total_gib=None))
+
+    assert "max_num_seqs: the engine's default" in found.assumptions
+    assert "gpu: h100's total of the catalogue" in found.assumptions
+
+
+def test_a_start_is_predicted_with_all_its_values():
+    found = predict(LLAMA)
+
+    assert (found.answered, found.outcome) == (True, "ok")
+    assert set(found.values) == set(VALUES)
+    tokens = found.values["kv_tokens"]
+    assert tokens.low < tokens.best < tokens.high  # of the total two digits are known
+    assert tokens.best == 16 * found.values["num_blocks"].best
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({"init_free_gib": None, "free_gib": 60.85}, "free_memory_too_low"),
+        ({"gpu_memory_utilization": 0.22}, "max_len_too_large"),
+        ({"gpu_memory_utilization": 0.1}, "no_cache_blocks"),
+    ],
+)
+def test_a_refusal_is_predicted_by_its_kind(changes, outcome):
+    changes = {"max_model_len": 131072, **changes}
+
+    assert predict(replace(LLAMA, **changes)).outcome == outcome
+
+
+def test_a_length_that_does_not_fit_comes_with_the_longest_that_does():
+    found = predict(replace(LLAMA, gpu_memory_utilization=0.25, max_model_len=131072))
+
+    assert found.outcome == "max_len_too_large"
+    assert 0 < found.values["estimated_max_len"].best < 131072
+    assert found.values["num_blocks"] is None
+
+
+def test_v0_prints_its_blocks_before_it_refuses_the_length():
+    found = predict(
+        replace(
+            LLAMA,
+            engine_version="0.6.4",
+            gpu_memory_utilization=0.25,
+            max_model_len=131072,
+            init_free_gib=None,
+        )
+    )
+
+    assert found.outcome == "max_len_too_large"
+    assert found.values["kv_tokens"].best == 16 * found.values["num_blocks"].best
+
+
+def test_too_little_free_memory_needs_no_model():
+    found = predict(
+        replace(LLAMA, model=None, init_free_gib=None, free_gib=31.44, stated=("engine_version",))
+    )
+
+    assert (found.answered, found.outcome) == (True, "free_memory_too_low")
+    assert set(found.values.values()) == {None}
+    assert predict(replace(LLAMA, model=None, free_gib=79.0)).answered is False
+
+
+def test_without_a_card_the_common_ones_give_the_bounds():
+    found = predict(replace(LLAMA, gpu=None, gpu_total_gib=None, init_free_gib=None))
+
+    assert found.answered
+    tokens = found.values["kv_tokens"]
+    assert tokens.low < tokens.best / 5 and tokens.best * 1.5 < tokens.high
+    assert found.values["weights_bytes"].low == found.values["weights_bytes"].high
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine": "pegainfer"}, "there are no rules for engine 'pegainfer'"),
+        ({"model": "acme/unheard-of"}, "model 'acme/unheard-of' is in no catalogue"),
+        ({"model": None}, "no model is named"),
+        ({"tp": 3}, "tp must be one of"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(changes, reason):
+    found = predict(replace(LLAMA, **changes))
+
+    assert found.answered is False
+    assert reason in found.reason
+    assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "changes", "tokens"),
+    [
+        # free after load and share are stated: the pool follows, as the logs print it
+        (
+            "tensorrt-llm",
+            "0.20.0",
+            {
+                "gpu": "RTX 5090",
+                "gpu_total_gib": 31.84,
+                "kv_cache_dtype": "fp8",
+                "gpu_memory_utilization": 0.9,
+                "free_gib": 17.83,
+            },
+            263008,
+        ),
+    ],
+)
+def test_stated_free_memory_sizes_the_pool_of_other_engines(engine, version, changes, tokens):
+    inputs = replace(
+        LLAMA,
+        engine=engine,
+        engine_version=version,
+        max_model_len=8192,
+        init_free_gib=None,
+        **changes,
+    )
+    found = predict(inputs).values["kv_tokens"]
+
+    assert found.best == pytest.approx(tokens, rel=0.005 / 17.83 + 32 / tokens)
