@@ -20,6 +20,8 @@ class Bench:
         self._device: DeviceFacts | None = None
         self._profiles: tuple[Profile, ...] | None = None
         self._started = self._loaded = False
+        self._readings: Mapping[str, Any] = {}
+        self._notes: tuple[str, ...] = ()
 
     @contextmanager
     def measuring(self, run: Run, deployment: Deployment) -> Iterator[None]:
@@ -32,9 +34,11 @@ class Bench:
         if self._measurement is None or key is None or key != self._key:
             self.close()
             self._measurement, self._key = run.profiler.open(deployment, run.engine), key
+        self._readings, self._notes = {}, ()
         try:
             yield
         except BaseException:
+            self._readings, self._notes = self.readings(), self.notes()
             self.close()
             raise
         if key is None:
@@ -77,13 +81,28 @@ class Bench:
         """Whether a smaller cache can be tried after this one."""
         return self._held.reusable
 
+    @property
+    def captures(self) -> bool:
+        """Whether CUDA graphs are captured on top of that."""
+        return self._held.captures
+
+    def capture(self) -> None:
+        """Capture them."""
+        self._held.capture()
+
     def release(self) -> None:
         """Give the cache back."""
         self._held.release()
 
     def readings(self) -> Mapping[str, Any]:
         """What was read until now."""
-        return self._measurement.readings() if self._measurement is not None else {}
+        if self._measurement is None:
+            return self._readings  # of the one that has failed
+        return self._measurement.readings()
+
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the measurement."""
+        return self._measurement.notes() if self._measurement is not None else self._notes
 
     def close(self) -> None:
         """Give everything back."""

@@ -8,6 +8,7 @@ from kvexp.errors import InvalidValue, ProfilerUnavailable
 from kvexp.free_memory import FreeMemoryEngine
 from kvexp.gpu_lock import GpuLock
 from kvexp.hf import config_json
+from kvexp.nvml import NvmlDevice, Usage, open_device
 from kvexp.profiler import DeviceFacts, EngineRefused, Measurement, Profiler
 from kvexp.request import AUTO_FIT, Gpu, Knobs, Model, parse_bytes_of, share_of_total
 from kvexp.results import KvGroup, Part, Profile, Provenance, Refusal, Stage
@@ -15,23 +16,28 @@ from kvexp.simulate.allocator import CachingAllocator
 from kvexp.units import GIB, KIB, MIB, gib
 from kvexp.weights import Slice, Tensor
 from kvexp.workload import (
-    MEASURABLE_MODEL_TYPES,
     Counters,
+    Forward,
+    ForwardOptions,
+    Rank,
+    Ranks,
+    Recorder,
     UnusableReading,
-    WarmupShape,
     Workload,
     WorkloadMeasurement,
     check_device,
     check_measurable,
+    config_facts,
+    config_path,
     load_key,
     transformers_config,
+    visible_uuids,
 )
 
 __all__ = [
     "AUTO_FIT",
     "GIB",
     "KIB",
-    "MEASURABLE_MODEL_TYPES",
     "MIB",
     "CachePlan",
     "CachingAllocator",
@@ -41,6 +47,8 @@ __all__ = [
     "DeviceFacts",
     "Engine",
     "EngineRefused",
+    "Forward",
+    "ForwardOptions",
     "FreeMemoryEngine",
     "Gpu",
     "GpuLock",
@@ -50,6 +58,7 @@ __all__ = [
     "KvGroup",
     "Measurement",
     "Model",
+    "NvmlDevice",
     "Part",
     "Profile",
     "Profiler",
@@ -57,26 +66,33 @@ __all__ = [
     "Provenance",
     "Quantization",
     "Quota",
+    "Rank",
     "RankShape",
+    "Ranks",
+    "Recorder",
     "Refusal",
     "Slice",
     "Stage",
     "Tensor",
     "UnusableReading",
-    "WarmupShape",
+    "Usage",
     "Workload",
     "WorkloadMeasurement",
     "cache",
     "check_device",
     "check_measurable",
+    "config_facts",
     "config_json",
+    "config_path",
     "gib",
     "layers",
     "load_key",
+    "open_device",
     "parse_bytes_of",
     "share_of_total",
     "simulate",
     "terms",
     "transformers_config",
+    "visible_uuids",
     "weights",
 ]

@@ -129,6 +129,21 @@ class Engine(ABC):
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
         """Divide what is left into blocks; `available_bytes` is one figure a rank."""
 
+    def cache_tensor_bytes(self, plan: CachePlan, rank: int) -> tuple[int, ...]:
+        """The tensors that hold a rank's cache: one a layer of a group, shared by all groups.
+
+        A cache whose groups have pages of several sizes is one tensor.
+        """
+        block_bytes = plan.block_bytes_per_rank[rank]
+        pages = {group.page_size_bytes for group in plan.groups}
+        page = pages.pop() if len(pages) == 1 else block_bytes
+        count, rest = divmod(block_bytes, page)
+        return (plan.num_blocks * block_bytes,) if rest else (plan.num_blocks * page,) * count
+
+    def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
+        """Batch sizes whose decode step is captured as a CUDA graph; empty where none is known."""
+        return ()
+
     @abstractmethod
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The lines about capacity that the engine would print, to the letter."""

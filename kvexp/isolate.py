@@ -1,18 +1,22 @@
 """Processes of their own for measured points, so that none sees what another kind left behind."""
 
-import ctypes
 import os
 import signal
-import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from time import monotonic
+from typing import Any
 
 from kvexp import pipeline
 from kvexp.bench import Bench
+from kvexp.deployment import Deployment
+from kvexp.residual import Baseline
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run
+from kvexp.workload import die_with
 
 GRACE_S = 5.0
 """How long a child may take to end by itself before it is killed."""
@@ -22,10 +26,15 @@ class Worker:
     """Runs measured points in a spawned process, kept while points share a load.
 
     The process ends when the key changes, when a point ends in another way than the pipeline
-    foresees, and at `close`; it is gone when `close` returns, also after KeyboardInterrupt.
+    foresees, and at `close`; it is gone when `close` returns, also after KeyboardInterrupt. What
+    it left on its devices is then in `endings`. A point whose neighbours moved is measured again,
+    once, in a new process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, baseline: Callable[[int], Baseline] = Baseline) -> None:
+        self.endings: list[dict[str, Any]] = []
+        self._take_baseline = baseline
+        self._baseline: Baseline | None = None
         self._key: str | None = None
         self._child: SpawnProcess | None = None
         self._pipe: Connection | None = None
@@ -39,10 +48,25 @@ class Worker:
 
     def execute(self, run: Run, engine_name: str) -> Result:
         """`pipeline.execute` in the child; its death, too, becomes a status."""
-        key = run.profiler.load_key(run.engine.resolve(run, engine_name), run.engine)
+        deployment = run.engine.resolve(run, engine_name)
+        result = self._execute(run, engine_name, deployment)
+        if not (moved := contaminations(result)):
+            return result
+        self.close()
+        again = self._execute(run, engine_name, deployment)
+        return replace(
+            again,
+            notes=(*again.notes, "measured twice: the first time was contaminated"),
+            readings={**again.readings, "first_neighbours": moved},
+        )
+
+    def _execute(self, run: Run, engine_name: str, deployment: Deployment) -> Result:
+        key = run.profiler.load_key(deployment, run.engine)
         if key is None or key != self._key:
             self.close()
         self._key = key
+        if self._baseline is None:
+            self._baseline = self._take_baseline(deployment.num_ranks)
         result = None
         try:
             result = self._run(run, engine_name)
@@ -63,6 +87,9 @@ class Worker:
                 child.join(GRACE_S)  # a child that waits for work ends by itself
             _end(child)
         self._busy = False
+        baseline, self._baseline = self._baseline, None
+        if baseline is not None:
+            self.endings.extend(baseline.after())
 
     def _run(self, run: Run, engine_name: str) -> Result:
         child, pipe = self._started()
@@ -91,10 +118,17 @@ class Worker:
         if self._child is None or self._pipe is None:
             context = get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._child = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
+            self._child = context.Process(target=_serve, args=(theirs, os.getpid()))
             self._child.start()
             theirs.close()
         return self._child, self._pipe
+
+
+def contaminations(result: Result) -> list[Mapping[str, Any]]:
+    """What the ranks of a point say of their neighbours, where any of them moved."""
+    ranks = result.readings.get("ranks", [result.readings])
+    seen = [rank.get("neighbours") or {} for rank in ranks]
+    return seen if any(each.get("contaminated") for each in seen) else []
 
 
 _REUSABLE = (Status.ok, Status.infeasible, Status.invalid)
@@ -104,7 +138,7 @@ def _serve(pipe: Connection, parent: int) -> None:
     """Run points until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    die_with(parent)
     bench = Bench()
     try:
         while True:
@@ -112,15 +146,6 @@ def _serve(pipe: Connection, parent: int) -> None:
             pipe.send(pipeline.execute(run, engine_name, on_stage=pipe.send, bench=bench))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         bench.close()
-
-
-def _die_with(parent: int) -> None:
-    """Ask the kernel to end this process when the parent is gone, however it went."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def _end(child: SpawnProcess) -> None:

@@ -52,7 +52,7 @@ def execute(
     try:
         result = _stages(run, engine_name, progress)
     except Exception as error:
-        result = progress.keep(ended_by(error, progress.stage))
+        result = progress.keep(progress.failed(error))
     finally:
         if bench is None:
             progress.bench.close()
@@ -81,7 +81,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         quotas = [engine.quota(deployment, profile) for profile in profiles]
         ruled = engine.plan(deployment, [quota.available_bytes for quota in quotas])
         plan = bench.plan(deployment, ruled)
-        result = summary(engine, deployment, profiles, quotas, plan)
+        result = progress.found = summary(engine, deployment, profiles, quotas, plan)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
         result = progress.keep(_with_holding(result, engine, deployment))
@@ -96,14 +96,33 @@ class _Progress:
     bench: Bench
     stage: Stage = Stage.resolve
     deployment: Deployment | None = None
+    found: Result | None = None
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
         self.on_stage(stage)
 
     def keep(self, result: Result) -> Result:
-        """The result with the counters that were read until now."""
-        return replace(result, readings={**self.bench.readings(), **result.readings})
+        """The result with the counters that were read until now, and what is to be said of them."""
+        return replace(
+            result,
+            readings={**self.bench.readings(), **result.readings},
+            notes=(*result.notes, *self.bench.notes()),
+        )
+
+    def failed(self, error: BaseException) -> Result:
+        """The end of the point by an error; counts that are known by then are kept."""
+        ended = ended_by(error, self.stage)
+        if self.found is None:
+            return ended
+        return replace(
+            self.found,
+            status=ended.status,
+            stage=ended.stage,
+            reason=ended.reason,
+            readings={**self.bench.readings(), **ended.readings},
+            verified=False,
+        )
 
     def decided(self, deployment: Deployment) -> Deployment:
         self.deployment = deployment
@@ -127,19 +146,15 @@ def _proved(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        ended = ended_by(error, progress.stage)
-        return replace(
-            result,
-            status=ended.status,
-            stage=ended.stage,
-            reason=ended.reason,
-            verified=False,
-            largest_util=(
-                _largest_util(engine, deployment, profiles, progress)
-                if progress.bench.reusable
-                else None
-            ),
-        )
+        failed = progress.failed(error)
+        if not progress.bench.reusable:
+            return failed
+        try:
+            largest = _largest_util(engine, deployment, profiles, progress)
+        except Exception as later:  # the first cause stays the result
+            note = f"the search for the largest util ended: {' '.join(str(later).split())}"
+            return replace(failed, notes=(*failed.notes, note))
+        return replace(failed, largest_util=largest)
     return replace(result, allocated_bytes=allocated_bytes, verified=verified)
 
 
@@ -147,7 +162,11 @@ def _prove(plan: CachePlan, progress: _Progress) -> tuple[int | None, bool | Non
     progress.enter(Stage.allocate)
     allocated_bytes = progress.bench.allocate(plan)
     progress.enter(Stage.verify)
-    return allocated_bytes, progress.bench.verify()
+    verified = progress.bench.verify()
+    if progress.bench.captures:
+        progress.enter(Stage.graphs)
+        progress.bench.capture()
+    return allocated_bytes, verified
 
 
 def _largest_util(
@@ -200,13 +219,36 @@ def on_device(deployment: Deployment, device: DeviceFacts | None) -> Deployment:
     """
     if device is None:
         return deployment
+    if deployment.gpu.emulate:
+        return _emulated(deployment, device)
     difference = abs(device.total_bytes - deployment.total_bytes)
     if difference > SAME_CARD * deployment.total_bytes:
         raise InvalidValue(
             f"the device is {device.name} with {gib(device.total_bytes)},"
-            f" gpu={deployment.gpu.name} has {gib(deployment.total_bytes)}; choose its gpu option"
+            f" gpu={deployment.gpu.name} has {gib(deployment.total_bytes)}; choose its gpu option,"
+            " or gpu.emulate=true on a larger card"
         )
     return replace(deployment, total_bytes=device.total_bytes, free_bytes=device.free_bytes)
+
+
+def _emulated(deployment: Deployment, device: DeviceFacts) -> Deployment:
+    """The card that was asked for, with what is in use on the one at hand.
+
+    Raises:
+        InvalidValue: the one at hand is smaller.
+    """
+    asked = deployment.total_bytes
+    if asked > device.total_bytes:
+        raise InvalidValue(
+            f"gpu.emulate needs a card of at least {gib(asked)} for gpu={deployment.gpu.name},"
+            f" the device is {device.name} with {gib(device.total_bytes)}"
+        )
+    free = max(0, asked - (device.total_bytes - device.free_bytes))
+    note = (
+        f"emulated: {deployment.gpu.name} on {device.name} by capping torch's memory; kernels,"
+        " context and speed are those of the card at hand"
+    )
+    return replace(deployment, free_bytes=free, notes=(*deployment.notes, note))
 
 
 def summary(

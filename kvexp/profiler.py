@@ -28,9 +28,9 @@ class EngineRefused(Exception):
 
 
 class Measurement(ABC):
-    """One pass through the stages: start, load, warmup, then allocate, verify and release, close.
+    """One pass through the stages: start, load, warmup, allocate, verify, capture, release, close.
 
-    The first three are called once. The next three are called for every point that shares the
+    The first three are called once. The next four are called for every point that shares the
     load (see `Profiler.load_key`), `close` always, whatever happened before. An exception ends the
     point with the stage in which it was raised; `EngineRefused` is the engine's own no.
     """
@@ -68,6 +68,15 @@ class Measurement(ABC):
         """
         return None
 
+    @property
+    def captures(self) -> bool:
+        """Whether `capture` is wanted."""
+        return False
+
+    def capture(self) -> None:
+        """Capture CUDA graphs on top of that; out of memory is raised."""
+        return
+
     def release(self) -> None:
         """Give the cache back and keep what was loaded."""
         return
@@ -75,6 +84,10 @@ class Measurement(ABC):
     def readings(self) -> Mapping[str, Any]:
         """Raw counters by stage, as plain data; empty where there are none."""
         return {}
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the result must know of this measurement."""
+        return ()
 
     def close(self) -> None:
         """Give everything back."""

@@ -364,6 +364,8 @@ class Gpu:
     digit. `context_bytes` is what one CUDA context takes before an engine's baseline; an H200's is
     assumed where none is given. `interconnect` is how cards of one host talk: pcie, nvlink, or
     multicast (NVLink through switches whose multicast is on, which costs an engine buffers).
+    `emulate`: where another, larger card is at hand, torch is given no more memory than this one
+    would have.
     """
 
     name: str = MISSING
@@ -377,6 +379,7 @@ class Gpu:
     interconnect: str = "pcie"
     free_bytes: Any = None
     used_by_others_bytes: Any = 0
+    emulate: bool = False
 
     def __post_init__(self) -> None:
         self.total_bytes = parse_bytes_of("gpu.total_bytes", self.total_bytes)

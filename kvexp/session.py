@@ -1,8 +1,10 @@
 """Runs points and keeps them: on disk first, then in MLflow, then on the terminal."""
 
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,10 @@ from kvexp.errors import ProfilerUnavailable, RequestError
 from kvexp.interrupt import Interrupt
 from kvexp.isolate import Worker
 from kvexp.point import Point
+from kvexp.residual import is_left
 from kvexp.results import Result, Stage, Status
 from kvexp.tracking import Store, Tracking
+from kvexp.units import gib
 
 
 class Interrupted(Exception):
@@ -47,7 +51,8 @@ def run_single(point: Point, *, quiet: bool = False) -> Result:
     with Interrupt() as interrupt:
         store = _open_store([point])
         with Worker() as worker:
-            kept = _run_point(point, _Session(store, worker, interrupt), parent=None, tags={})
+            session = _Session(store, worker, interrupt)
+            kept = _run_point(point, session, parent=None, tags={}, is_last=True)
         if not quiet:
             report.print_point(kept.result)
             _say_where(kept.folder, store)
@@ -77,7 +82,12 @@ def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> 
             for index, point in enumerate(points):
                 tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
                 reason = unavailable.get(index)
-                kept.append(_run_point(point, session, parent=parent, tags=tags, skip=reason))
+                is_last = index == len(points) - 1
+                kept.append(
+                    _run_point(
+                        point, session, parent=parent, tags=tags, skip=reason, is_last=is_last
+                    )
+                )
                 ended = kept[-1].result
                 if not quiet and not ended.ok:
                     shown = _short_name(point, common)
@@ -136,8 +146,13 @@ def _run_point(
     parent: str | None,
     tags: Mapping[str, object],
     skip: str | None = None,
+    is_last: bool = False,
 ) -> Kept:
-    """Run one point; its record is complete on disk before MLflow hears of the result."""
+    """Run one point; its record is complete on disk before MLflow hears of the result.
+
+    What processes that ended until then left on their devices goes into it, so the last point's
+    process is ended first.
+    """
     folder = record.new_folder(point.folder)
     started_at = datetime.now(UTC)
     identity = _identity(point)
@@ -160,6 +175,9 @@ def _run_point(
             reason=_INTERRUPTED,
             requested=point.requested(),
         )
+    if is_last:
+        session.worker.close()
+    result = _with_files(_with_endings(result, session.worker), folder)
     origin = record.Origin(
         identity=identity,
         overrides=point.overrides,
@@ -172,6 +190,33 @@ def _run_point(
     record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
     session.store.finish_point(run_id, data, folder, parent is None)
     return Kept(point=point, result=result, folder=folder)
+
+
+def _with_endings(result: Result, worker: Worker) -> Result:
+    """The result with what ended processes left on their devices; said where it is not nothing."""
+    endings, worker.endings = worker.endings, []
+    if not endings:
+        return result
+    for each in endings:
+        if is_left(each):
+            left = gib(each["residual_bytes"])
+            print(
+                f"kvexp: {left} more are in use on GPU {each['uuid']} than before the measurement",
+                file=sys.stderr,
+            )
+    return replace(result, readings={**result.readings, "device_after": endings})
+
+
+def _with_files(result: Result, folder: Path) -> Result:
+    """The result with the files that its measurement made moved into its folder."""
+    made = [Path(path) for path in result.readings.get("files", ())]
+    if not made:
+        return result
+    for path in made:
+        shutil.move(path, folder / path.name)
+        with suppress(OSError):
+            path.parent.rmdir()
+    return replace(result, readings={**result.readings, "files": [path.name for path in made]})
 
 
 @cache

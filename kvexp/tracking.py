@@ -189,6 +189,7 @@ class MlflowStore(Store):
 
         def upload() -> None:
             files = [folder / record.CONFIG_FILE, folder / record.RESULT_FILE]
+            files += [folder / name for name in data["readings"].get("files", ())]
             self._upload(run_id, [*files, *(_picture(data, folder) if single else ())])
 
         def batch() -> None:

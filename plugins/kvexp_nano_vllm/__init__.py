@@ -217,6 +217,17 @@ class NanoVllm(Engine):
             notes=tuple(notes),
         )
 
+    def cache_tensor_bytes(self, plan: CachePlan, rank: int) -> tuple[int, ...]:
+        """One tensor for all layers."""
+        return (plan.num_blocks * plan.block_bytes_per_rank[rank],)
+
+    def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
+        """1, 2, 4, 8, then every sixteenth up to 512 or `max_num_seqs`."""
+        if deployment.enforce_eager:
+            return ()
+        largest = min(deployment.max_num_seqs, 512)
+        return (*(1, 2, 4, 8), *range(16, largest + 1, 16))
+
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """Show its own figures by its own names; the engine itself prints nothing."""
         return (f"num_kvcache_blocks = {plan.num_blocks}, kvcache_block_size = {plan.block_size}",)

@@ -7,7 +7,7 @@ from typing import Any
 from kvexp.contract import (
     Deployment,
     Engine,
-    InvalidValue,
+    ForwardOptions,
     Measurement,
     Profiler,
     ProfilerUnavailable,
@@ -15,20 +15,17 @@ from kvexp.contract import (
     simulate,
 )
 from kvexp_simulated.measurement import Simulation
-from kvexp_simulated.request import WARMUPS, Request
+from kvexp_simulated.request import Request
 
 __all__ = ["Simulated", "Simulation"]
 
 
 @dataclass
-class Simulated(Profiler):
+class Simulated(ForwardOptions, Profiler):
     """The peak of transformers' forward to the byte, from a trace without data and no GPU.
 
-    `batch_size`, `seq_len`: prompts and tokens of each, null for the engine's worst case.
-    `logits`: last, all or none. `sampler`: none, argmax or random. `attn`: auto, sdpa or eager.
-    `use_cache`: transformers keeps keys and values. `mask`: an attention mask of ones is passed.
-    `cudnn`: cuDNN's attention is enabled, as is torch's default.
-    `warmup`: worst_case, or one of the mistakes no_reset, short_prompt, decode and none.
+    The options of the forward are those of `ForwardOptions`. `mask`: an attention mask of ones is
+    passed. `cudnn`: cuDNN's attention is enabled, as is torch's default.
     `allocator_conf`: what PYTORCH_ALLOC_CONF would hold. `memory_limit`: the process's cap on
     torch's memory in bytes. `config_path`: a config.json to trace instead of the model's facts.
     `device`: a card's profile, as `python -m kvexp.calibrate` writes it, in place of the packaged.
@@ -42,15 +39,8 @@ class Simulated(Profiler):
       an H200 only. What cannot be traced is said, and the engine's rules stand in.
     """
 
-    batch_size: int | None = None
-    seq_len: int | None = None
-    logits: str = "last"
-    sampler: str = "none"
-    attn: str = "auto"
-    use_cache: bool = False
     mask: bool = False
     cudnn: bool = True
-    warmup: str = "worst_case"
     allocator_conf: str | None = None
     memory_limit: Any = None
     config_path: str | None = None
@@ -74,25 +64,11 @@ class Simulated(Profiler):
         Raises:
             InvalidValue: an option's value is not allowed.
         """
-        for name in ("batch_size", "seq_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValue(f"profiler.{name} must be at least 1, got {value}")
-        if self.warmup not in WARMUPS:
-            raise InvalidValue(
-                f"profiler.warmup must be one of {', '.join(WARMUPS)}, got {self.warmup!r}"
-            )
         limit = self.memory_limit
         request = Request(
-            batch_size=self.batch_size,
-            seq_len=self.seq_len,
-            logits=self.logits,
-            sampler=self.sampler,
-            attn=self.attn,
-            use_cache=self.use_cache,
+            options=self,
             mask=self.mask,
             cudnn=self.cudnn,
-            warmup=self.warmup,
             settings=simulate.parse_settings(self.allocator_conf),
             allowed_bytes=None if limit is None else parse_bytes_of("profiler.memory_limit", limit),
             config_path=self.config_path,

@@ -70,6 +70,11 @@ class Simulation(Measurement):
         """Nothing is allocated."""
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        """What the warm-up gets wrong, where it does."""
+        mistake = self.request.forward(self.deployment).mistake
+        return (f"profiler.warmup: {mistake}",) if mistake else ()
+
     def readings(self) -> Mapping[str, Any]:
         """Every figure of the simulation, or why there is none."""
         return self._readings
@@ -105,7 +110,7 @@ class Simulation(Measurement):
         return {
             "simulation": found,
             "case": asdict(self.case),
-            "warmup": self.request.warmup,
+            "warmup": self.request.options.warmup,
             "device_profile": {
                 "name": device.name,
                 "measured": device.measured,
@@ -150,17 +155,15 @@ class Simulation(Measurement):
     def _activation(self, forecast: simulate.Forecast) -> tuple[int, str]:
         """The warm-up's answer, right or wrong, and what it is."""
         case, first = self.case, forecast.first
-        if self.request.warmup == "none":
-            return 0, "a mistake: no warm-up, so no activation is seen"
+        forward = self.request.forward(self.deployment)
+        if forward.warmup == "none":
+            return 0, f"a mistake: {forward.mistake}"
         what = f"allocated peak of {case.batch} x {case.seq} tokens ({forecast.confidence})"
-        if self.request.warmup == "no_reset":
+        if forward.mistake is not None:
+            what = f"a mistake: {forward.mistake}; {what}"
+        if forward.warmup == "no_reset":
             peak = max(forecast.load_peak_bytes, first.allocated_bytes)
-            return (
-                peak - first.before_bytes,
-                f"a mistake: the peak is not reset after loading; {what}",
-            )
-        if self.request.warmup != "worst_case":
-            what = f"a mistake: a {self.request.warmup} warm-up is not the worst case; {what}"
+            return peak - first.before_bytes, what
         return first.activation_bytes, what
 
     def _doubts(self, forecast: simulate.Forecast) -> list[str]:

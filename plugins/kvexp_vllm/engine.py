@@ -363,6 +363,14 @@ class Vllm(Engine):
             options=options,
         )
 
+    def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
+        """1, 2, 4, every eighth below 256, then every sixteenth (`_set_cudagraph_sizes`)."""
+        if deployment.enforce_eager:
+            return ()
+        largest = min(2 * deployment.max_num_seqs, 512, deployment.max_num_batched_tokens)
+        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16))
+        return tuple(size for size in sizes if size <= largest)
+
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""
         length = plan.max_model_len

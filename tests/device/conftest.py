@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,7 +19,8 @@ from kvexp.contract import (
     KvDtype,
     Model,
 )
-from kvexp.workload import WarmupShape
+from kvexp.engine import Engine
+from kvexp.workload import ForwardOptions
 
 MIB = 1 << 20
 H200_BYTES = 150109880320
@@ -97,6 +98,13 @@ class StubEngine:
     """Only what a measurement asks an engine."""
 
     charges_context: ClassVar[bool] = False
+    graph_sizes = (1, 2, 4)
+
+    def cache_tensor_bytes(self, plan, rank):
+        return Engine.cache_tensor_bytes(self, plan, rank)
+
+    def graph_batch_sizes(self, deployment):
+        return self.graph_sizes
 
 
 class ContextEngine(StubEngine):
@@ -124,9 +132,13 @@ class FakeWorkload:
         parameter_bytes: int = 0,
         described: Mapping[str, Any] | None = None,
         on_call: Callable[[str], None] = lambda name: None,
+        options: ForwardOptions | None = None,
     ) -> None:
         self.deployment = deployment
-        self.shape = WarmupShape.of(deployment)
+        self.forward = (options or ForwardOptions()).forward(deployment)
+        self.shape = self.forward.shape
+        self.device = "cuda:0"
+        self.rank = None
         self.calls: list[str] = []
         self._readings = iter(readings)
         self._parameter_bytes = parameter_bytes
@@ -159,9 +171,21 @@ class FakeWorkload:
             at_peak()
         self._called("released")
 
-    def allocate(self, num_blocks: int, block_size: int) -> int:
+    def allocate(self, sizes: Sequence[int]) -> int:
         self._called("allocate")
-        return num_blocks * make_plan(self.deployment, 1).block_bytes_per_rank[0]
+        return sum(sizes)
+
+    def verify(self) -> None:
+        self._called("verify")
+
+    def capture(self, batch_sizes: Sequence[int]) -> None:
+        self._called(f"capture {list(batch_sizes)}")
+
+    def drop_cache(self) -> None:
+        self._called("drop_cache")
+
+    def free_bytes(self) -> int:
+        return self._last.free_bytes if self._last is not None else 0
 
     def read(self) -> Counters:
         self._last = next(self._readings, self._last)
@@ -201,6 +225,7 @@ class FakeNvml:
 
     NVMLError = FakeNVMLError
     NVML_ERROR_UNINITIALIZED = 1
+    NVML_ERROR_NOT_SUPPORTED = 3
     NVML_ERROR_DRIVER_NOT_LOADED = 9
     NVML_ERROR_LIBRARY_NOT_FOUND = 12
     NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
@@ -240,6 +265,10 @@ class FakeNvml:
         if uuid != self.uuid:
             raise FakeNVMLError(6)
         return "handle"
+
+    def nvmlDeviceGetName(self, handle):  # noqa: N802
+        self._enter("name")
+        return "NVIDIA Fake"
 
     def nvmlSystemGetDriverVersion(self):  # noqa: N802
         self._enter("driver")

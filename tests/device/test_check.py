@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvexp import workload
 from kvexp.contract import InvalidValue, ProfilerUnavailable
+from kvexp.workload import machine as driver
 from kvexp_nvml import Nvml
 from kvexp_torch_allocator import TorchAllocator
 
@@ -36,9 +36,9 @@ def machine(monkeypatch, tmp_path):
         if not state.library:
             raise OSError(name)
 
-    monkeypatch.setattr(workload.importlib.util, "find_spec", find_spec)
-    monkeypatch.setattr(workload.importlib.metadata, "version", lambda name: "2.13.0+cpu")
-    monkeypatch.setattr(workload.subprocess, "run", run)
+    monkeypatch.setattr(driver.importlib.util, "find_spec", find_spec)
+    monkeypatch.setattr(driver.importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(driver.subprocess, "run", run)
     monkeypatch.setattr("kvexp_nvml.ctypes.CDLL", load)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return state
@@ -113,7 +113,7 @@ def test_a_missing_nvml_library_is_named(machine):
 
 
 def test_the_real_probe_answers_here():
-    problem = workload._driver_problem()
+    problem = driver._driver_problem()
     assert problem is None or "driver" in problem or "device" in problem
 
 

@@ -51,9 +51,9 @@ def replay(kit, readings, effective) -> Profile:
     measurement.usage = {
         moment: Usage(**nvml[moment]) for moment in ("idle", "start", "load", "warmup")
     }
-    measurement._sampler = Sampler(lambda: Usage(used_bytes=None), 1.0)
+    sampler = measurement.samplers[Stage.warmup] = Sampler(lambda: Usage(used_bytes=None), 1.0)
     for name, value in nvml["sampler"].items():
-        setattr(measurement._sampler, name, value)
+        setattr(sampler, name, value)
     return measurement.profile()
 
 

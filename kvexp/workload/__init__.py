@@ -1,0 +1,39 @@
+"""The model under test on a real device, for the profilers that measure.
+
+torch and transformers are imported where they are used: without them this package still imports.
+"""
+
+from kvexp.workload.architectures import config_facts, config_path, transformers_config
+from kvexp.workload.building import Rank
+from kvexp.workload.counters import Counters, UnusableReading
+from kvexp.workload.forward import Forward, ForwardOptions, WarmupShape
+from kvexp.workload.machine import check_device, driver_version, visible_uuids
+from kvexp.workload.measurement import WorkloadMeasurement, check_measurable, load_key
+from kvexp.workload.oom import is_out_of_memory
+from kvexp.workload.parent import die_with
+from kvexp.workload.ranks import Ranks
+from kvexp.workload.running import Workload
+from kvexp.workload.snapshot import Recorder
+
+__all__ = [
+    "Counters",
+    "Forward",
+    "ForwardOptions",
+    "Rank",
+    "Ranks",
+    "Recorder",
+    "UnusableReading",
+    "WarmupShape",
+    "Workload",
+    "WorkloadMeasurement",
+    "check_device",
+    "check_measurable",
+    "config_facts",
+    "config_path",
+    "die_with",
+    "driver_version",
+    "is_out_of_memory",
+    "load_key",
+    "transformers_config",
+    "visible_uuids",
+]
