@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -13,7 +14,8 @@ from typing import Any
 from kvexp import pipeline
 from kvexp.bench import Bench
 from kvexp.deployment import Deployment
-from kvexp.residual import Baseline
+from kvexp.profiler import Profiler
+from kvexp.residual import Held
 from kvexp.results import Result, Stage, Status
 from kvexp.schema import Run
 from kvexp.workload import die_with
@@ -31,10 +33,10 @@ class Worker:
     once, in a new process.
     """
 
-    def __init__(self, baseline: Callable[[int], Baseline] = Baseline) -> None:
+    def __init__(self, hold: Callable[[int], Held] = Held) -> None:
         self.endings: list[dict[str, Any]] = []
-        self._take_baseline = baseline
-        self._baseline: Baseline | None = None
+        self._hold = hold
+        self._held: Held | None = None
         self._key: str | None = None
         self._child: SpawnProcess | None = None
         self._pipe: Connection | None = None
@@ -65,11 +67,12 @@ class Worker:
         if key is None or key != self._key:
             self.close()
         self._key = key
-        if self._baseline is None:
-            self._baseline = self._take_baseline(deployment.num_ranks)
         result = None
         try:
-            result = self._run(run, engine_name)
+            child, pipe = self._started(run.profiler)
+            if self._held is None:
+                self._held = self._hold(deployment.num_ranks)
+            result = self._run(run, engine_name, child, pipe)
         finally:
             if key is None or result is None or result.status not in _REUSABLE:
                 self.close()
@@ -87,12 +90,11 @@ class Worker:
                 child.join(GRACE_S)  # a child that waits for work ends by itself
             _end(child)
         self._busy = False
-        baseline, self._baseline = self._baseline, None
-        if baseline is not None:
-            self.endings.extend(baseline.after())
+        held, self._held = self._held, None
+        if held is not None:
+            self.endings.extend(held.give_back())
 
-    def _run(self, run: Run, engine_name: str) -> Result:
-        child, pipe = self._started()
+    def _run(self, run: Run, engine_name: str, child: SpawnProcess, pipe: Connection) -> Result:
         stage = Stage.start
         limit_s = run.profiler.timeout_s
         deadline = monotonic() + limit_s if limit_s is not None else None
@@ -114,13 +116,16 @@ class Worker:
             reason=f"not done after profiler.timeout_s={limit_s:g}",
         )
 
-    def _started(self) -> tuple[SpawnProcess, Connection]:
+    def _started(self, profiler: Profiler) -> tuple[SpawnProcess, Connection]:
+        """The child, ready for work: what is slow to import is imported before a device is held."""
         if self._child is None or self._pipe is None:
             context = get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._child = context.Process(target=_serve, args=(theirs, os.getpid()))
+            self._child = context.Process(target=_serve, args=(theirs, os.getpid(), profiler))
             self._child.start()
             theirs.close()
+            with suppress(EOFError, ConnectionResetError):  # seen again when it shall work
+                self._pipe.recv()
         return self._child, self._pipe
 
 
@@ -134,13 +139,15 @@ def contaminations(result: Result) -> list[Mapping[str, Any]]:
 _REUSABLE = (Status.ok, Status.infeasible, Status.invalid)
 
 
-def _serve(pipe: Connection, parent: int) -> None:
+def _serve(pipe: Connection, parent: int, profiler: Profiler) -> None:
     """Run points until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with(parent)
     bench = Bench()
+    profiler.prepare()
     try:
+        pipe.send(None)
         while True:
             run, engine_name = pipe.recv()
             pipe.send(pipeline.execute(run, engine_name, on_stage=pipe.send, bench=bench))

@@ -121,6 +121,13 @@ class Profiler(ABC):
         """
         return
 
+    def prepare(self) -> None:
+        """Import what is slow to import, in the process that measures.
+
+        Its device is not held yet, so others can measure meanwhile.
+        """
+        return
+
     def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
         """What one load and warm-up depends on: points with equal keys share them.
 

@@ -1,10 +1,11 @@
-"""Is a device back where it was once a measurement's process has ended?"""
+"""The devices of a measurement's process: held for it alone, and as they were afterwards?"""
 
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep
 from typing import Any
 
 from kvexp.errors import ProfilerUnavailable
+from kvexp.gpu_lock import GpuLock
 from kvexp.nvml import NvmlDevice, open_device
 from kvexp.workload import visible_uuids
 
@@ -15,37 +16,53 @@ WAIT_S = 5.0
 """How long the driver may take to give an ended process's memory back."""
 
 
-Find = Callable[[], Sequence[NvmlDevice]]
+Find = Callable[[], Sequence[str]]
 
 
-class Baseline:
-    """What NVML says is used of some devices, before a process and after it.
+class Held:
+    """The first visible devices, held while a process measures on them.
 
-    Made before the process starts; this process makes no CUDA context for it.
+    No other measurement gets them meanwhile, on this machine, by any user. This process makes no
+    CUDA context.
     """
 
-    def __init__(self, num_devices: int, find: Find | None = None) -> None:
-        self._devices: Sequence[NvmlDevice] = ()
+    def __init__(self, num_devices: int, find: Find = visible_uuids) -> None:
+        """Wait for the devices, and read what is used before the process begins."""
+        self._locks: list[GpuLock] = []
+        self._devices: list[NvmlDevice] = []
         self._reason: str | None = None
         try:
-            self._devices = (find or _visible)()[:num_devices]
+            uuids = list(find())[:num_devices]
+            for uuid in sorted(uuids):  # in one order everywhere, so that no two wait in a ring
+                self._locks.append(GpuLock(uuid))
+                self._locks[-1].acquire()
+            self._devices.extend(open_device(uuid) for uuid in uuids)
         except ProfilerUnavailable as reason:
             self._reason = str(reason)
+        except BaseException:
+            self._let_go()
+            raise
         self._before = [device.read().used_bytes for device in self._devices]
 
-    def after(self, wait_s: float = WAIT_S) -> list[dict[str, Any]]:
-        """The residual of each device, waiting a while for it to become zero; leaves NVML.
+    def give_back(self, wait_s: float = WAIT_S) -> list[dict[str, Any]]:
+        """Let the devices go, the process having ended; the residual of each.
 
-        A residual need not be the process's: a neighbour can have grown meanwhile.
+        It is waited for a while to become zero. It need not be the process's: a neighbour can have
+        grown meanwhile.
         """
         until = monotonic() + wait_s
         found = self._residuals()
         while any(is_left(each) for each in found) and monotonic() < until:
             sleep(0.1)
             found = self._residuals()
+        self._let_go()
+        return found or [{"residual_bytes": None, "reason": self._reason}]
+
+    def _let_go(self) -> None:
         for device in self._devices:
             device.close()
-        return found or [{"residual_bytes": None, "reason": self._reason}]
+        for lock in self._locks:
+            lock.release()
 
     def _residuals(self) -> list[dict[str, Any]]:
         return [
@@ -72,7 +89,3 @@ def _residual(device: NvmlDevice, before: int | None) -> dict[str, Any]:
         else None,
         "reason": None if known else now.reason or "NVML did not answer before",
     }
-
-
-def _visible() -> Sequence[NvmlDevice]:
-    return [open_device(uuid) for uuid in visible_uuids()]

@@ -7,7 +7,7 @@ from kvexp.workload.architectures import config_facts, config_path, transformers
 from kvexp.workload.building import Rank
 from kvexp.workload.counters import Counters, UnusableReading
 from kvexp.workload.forward import Forward, ForwardOptions, WarmupShape
-from kvexp.workload.machine import check_device, driver_version, visible_uuids
+from kvexp.workload.machine import check_device, driver_version, import_libraries, visible_uuids
 from kvexp.workload.measurement import WorkloadMeasurement, check_measurable, load_key
 from kvexp.workload.oom import is_out_of_memory
 from kvexp.workload.parent import die_with
@@ -32,6 +32,7 @@ __all__ = [
     "config_path",
     "die_with",
     "driver_version",
+    "import_libraries",
     "is_out_of_memory",
     "load_key",
     "transformers_config",

@@ -118,6 +118,12 @@ def _driver_problem() -> str | None:
     return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible!r})"
 
 
+def import_libraries() -> None:
+    """Import torch and transformers, where they are installed; it takes seconds."""
+    with suppress(ImportError):
+        from transformers import AutoModelForCausalLM  # noqa: F401, PLC0415
+
+
 def driver_version() -> str | None:
     """The NVIDIA driver's version as the kernel module states it, None where it does not."""
     for path in (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version")):

@@ -13,7 +13,6 @@ from typing import Any
 
 from kvexp.deployment import Deployment
 from kvexp.errors import InvalidValue
-from kvexp.gpu_lock import GpuLock
 from kvexp.nvml import host_memory
 from kvexp.profiler import DeviceFacts
 from kvexp.simulate import Case
@@ -52,7 +51,6 @@ class Workload:
         self._model: Any = None
         self._cache: list[Any] = []
         self._graphs: list[Any] = []
-        self._lock: GpuLock | None = None
         self._grouped = False
         self._allowed_bytes: int | None = None
 
@@ -67,15 +65,13 @@ class Workload:
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     def start(self) -> DeviceFacts:
-        """Wait for the device to be free of other measurements, create the context, read it.
+        """Create the context and read the device.
 
         Ranks meet here, so their communicator is a part of the baseline, as it is an engine's.
         """
         import torch  # noqa: PLC0415
 
         if self._on_gpu:
-            self._lock = GpuLock(self.uuid())
-            self._lock.acquire()
             torch.cuda.set_device(self.device)
         if self.rank is not None:
             self._meet(torch, self.rank)
@@ -325,8 +321,6 @@ class Workload:
             self._grouped = False
             with suppress(RuntimeError):
                 torch.distributed.destroy_process_group()
-        if self._lock is not None:
-            self._lock.release()
 
 
 def _sample(torch: Any, logits: Any, sampler: str) -> Any:

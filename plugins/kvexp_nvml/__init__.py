@@ -21,6 +21,7 @@ from kvexp.contract import (
     Workload,
     check_device,
     check_measurable,
+    import_libraries,
     load_key,
 )
 from kvexp_nvml.measuring import NvmlMeasurement
@@ -93,6 +94,11 @@ class Nvml(ForwardOptions, Profiler):
                 "the driver's NVML library libnvidia-ml.so.1 cannot be loaded"
                 " (a container needs the driver capability `utility`)"
             ) from None
+
+    def prepare(self) -> None:
+        """See `Profiler.prepare`."""
+        if self.pid is None:
+            import_libraries()
 
     def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
         """See `Profiler.load_key`."""

@@ -25,6 +25,7 @@ from kvexp.contract import (
     WorkloadMeasurement,
     check_device,
     check_measurable,
+    import_libraries,
     load_key,
 )
 
@@ -61,6 +62,10 @@ class TorchAllocator(ForwardOptions, Profiler):
             ProfilerUnavailable: one of them is missing.
         """
         check_device()
+
+    def prepare(self) -> None:
+        """See `Profiler.prepare`."""
+        import_libraries()
 
     def load_key(self, deployment: Deployment, engine: Engine) -> str | None:
         """See `Profiler.load_key`."""
