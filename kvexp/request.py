@@ -364,6 +364,7 @@ class Gpu:
     digit. `context_bytes` is what one CUDA context takes before an engine's baseline; an H200's is
     assumed where none is given. `interconnect` is how cards of one host talk: pcie, nvlink, or
     multicast (NVLink through switches whose multicast is on, which costs an engine buffers).
+    `unified_memory`: the card's memory is the system's.
     `emulate`: where another, larger card is at hand, torch is given no more memory than this one
     would have.
     """
@@ -377,6 +378,7 @@ class Gpu:
     num_sms: int | None = None
     compute_capability: str | None = None
     interconnect: str = "pcie"
+    unified_memory: bool = False
     free_bytes: Any = None
     used_by_others_bytes: Any = 0
     emulate: bool = False

@@ -8,10 +8,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvexp import pipeline
 from kvexp.errors import InvalidValue
-from kvexp.results import Refusal, Result, Status
+from kvexp.results import Part, Refusal, Result, Status
 from kvexp.validate import versions
 from kvexp.validate.cards import Card
 from kvexp.validate.case import Inputs
+from kvexp.validate.doubts import COUNTS, widened
 from kvexp.validate.models import Named
 from kvexp.validate.prediction import VALUES, Interval, Outcome, Prediction
 from kvexp.validate.request import Known, NoRequest, Request, engine_option, request_of
@@ -22,8 +23,11 @@ _REFUSALS: dict[str, Outcome] = {
 }
 """Outcomes by the kind of a refusal; any other kind leaves no block."""
 
-_CARDS = ("rtx_4090", "a100_40gb", "h100", "h200", "b200")
+_CARDS = ("rtx_3060", "t4", "rtx_4090", "a100_40gb", "l40s", "h100", "h200", "b200")
 """What a case may have run on that does not name its card, from the least memory to the most."""
+
+_LIKELY = "rtx_4090"
+"""The least of them that is taken for it; a larger one where it is too small."""
 
 _ANY_MODEL = Named("opt_125m")
 """A model for the check that comes before any model is loaded."""
@@ -43,11 +47,23 @@ def predict(inputs: Inputs) -> Prediction:
         engine_option(inputs)
         if named is None:
             return _without_model(inputs, card)
-        if card is not None:
-            return _answer(request_of(inputs, known, card, named))
-        return _of_any_card(_answers(inputs, known, named))
+        return widened(inputs, _predicted(inputs, card, named), lambda each: _varied(each, named))
     except (NoRequest, InvalidValue, OmegaConfBaseException) as error:
         return Prediction.unanswered(str(error).splitlines()[0])
+
+
+def _predicted(inputs: Inputs, card: Card | None, named: Named) -> Prediction:
+    if card is not None:
+        return _answer(request_of(inputs, _known(), card, named))
+    return _of_any_card(list(_answers(inputs, _known(), named)))
+
+
+def _varied(inputs: Inputs, named: Named) -> Prediction:
+    """The answer to a case with one input changed; none where that is not allowed."""
+    try:
+        return _predicted(inputs, _known().cards.find(inputs.gpu, inputs.gpu_total_gib), named)
+    except (InvalidValue, OmegaConfBaseException) as error:
+        return Prediction.unanswered(str(error))
 
 
 @cache
@@ -69,6 +85,7 @@ def _answer(request: Request) -> Prediction:
         outcome=outcome,
         values=values,
         assumptions=(*request.assumptions, *result.notes),
+        used=result.effective,
     )
 
 
@@ -106,8 +123,10 @@ def _scaled(value: Callable[[Result], float | None]) -> Callable[[Result], Inter
 
     def of(result: Result) -> Interval | None:
         best, blocks = value(result), _blocks(result)
-        if best is None or blocks is None:
+        if best is None:
             return None
+        if blocks is None:
+            return Interval.exactly(best) if best else None
         return Interval(*(best * bound / blocks.best for bound in blocks))
 
     return of
@@ -122,8 +141,23 @@ def _exact(value: Callable[[Result], float | None]) -> Callable[[Result], Interv
 
 
 def _term(name: str) -> Callable[[Result], Interval | None]:
-    """A term of the rank that has the fewest bytes left."""
-    return _exact(lambda result: getattr(result.profile, name) if result.profile else None)
+    """A term of the rank that has the fewest bytes left, with the interval of its fit."""
+
+    def of(result: Result) -> Interval | None:
+        return None if result.profile is None else _interval(getattr(result.profile, name))
+
+    return of
+
+
+def _interval(part: Part) -> Interval:
+    size = part.size_bytes
+    return Interval(size - part.below_bytes, size, size + part.above_bytes)
+
+
+def _captured(result: Result) -> Interval | None:
+    """What capture takes, where the engine has a rule for it."""
+    parts = result.holding.parts if result.holding else ()
+    return next((_interval(part) for part in parts if part.name == "graphs"), None)
 
 
 def _cache_bytes(result: Result) -> int | None:
@@ -142,13 +176,13 @@ def _longest(refusal: Refusal | None) -> int | None:
 _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
     "num_blocks": _blocks,
     "kv_tokens": _scaled(lambda result: result.kv_tokens),
-    "available_kv_bytes": _exact(_cache_bytes),
+    "available_kv_bytes": _scaled(_cache_bytes),
     "max_concurrency": _scaled(lambda result: result.max_concurrency),
-    "weights_bytes": _term("weights_bytes"),
-    "activation_bytes": _term("activation_bytes"),
-    "non_torch_bytes": _term("non_torch_bytes"),
-    "graphs_bytes": _exact(lambda result: None),
-    "graphs_estimate_bytes": _term("cudagraph_bytes"),
+    "weights_bytes": _term("weights"),
+    "activation_bytes": _term("activation"),
+    "non_torch_bytes": _term("non_torch"),
+    "graphs_bytes": _captured,
+    "graphs_estimate_bytes": _term("cudagraph"),
     "estimated_max_len": _exact(lambda result: _longest(result.refusal)),
 }
 
@@ -159,26 +193,36 @@ def _answers(inputs: Inputs, known: Known, named: Named) -> Iterator[Prediction]
         yield _answer(request_of(inputs, known, card, named))
 
 
-def _of_any_card(predictions: Iterator[Prediction]) -> Prediction:
-    """The middle of those that start, with the bounds of all of them."""
+def _of_any_card(predictions: Sequence[Prediction]) -> Prediction:
+    """The likely card or the least that starts, with the bounds of all that start."""
     found = [each for each in predictions if each.answered]
-    starting = [each for each in found if each.outcome == "ok"] or found
-    if not starting:
+    if not found:
         return Prediction.unanswered("the card is not known, and no common one answers")
-    middle = starting[(len(starting) - 1) // 2]
+    starting = [each for each in found if each.outcome == "ok"]
+    likely = predictions[_CARDS.index(_LIKELY) :]
+    chosen = next((each for each in likely if each.outcome == "ok"), found[-1])
+    others = starting if starting == found else [*starting, None]
     values = {
-        name: _spanning(value, [each.values[name] for each in starting])
-        for name, value in middle.values.items()
+        name: _spanning(
+            value, [each.values[name] if each else Interval.exactly(0) for each in others]
+        )
+        if name in COUNTS
+        else value
+        for name, value in chosen.values.items()
     }
     note = f"gpu: not known, {', '.join(_CARDS)} give low and high"
-    return replace(middle, values=values, assumptions=(note, *middle.assumptions))
+    return replace(chosen, values=values, assumptions=(note, *chosen.assumptions))
 
 
 def _spanning(value: Interval | None, others: Sequence[Interval | None]) -> Interval | None:
     known = [each for each in others if each is not None]
     if value is None:
         return None
-    return Interval(min(e.low for e in known), value.best, max(e.high for e in known))
+    return Interval(
+        min((e.low for e in known), default=value.low),
+        value.best,
+        max(value.high, *(e.high for e in known)) if known else value.high,
+    )
 
 
 def _without_model(inputs: Inputs, card: Card | None) -> Prediction:

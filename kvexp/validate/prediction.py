@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Outcome = Literal["ok", "max_len_too_large", "free_memory_too_low", "no_cache_blocks", "oom"]
 
@@ -39,6 +39,7 @@ class Interval(NamedTuple):
 class Prediction:
     """What is predicted for one case; a value is None where it is not known.
 
+    `used` are the values that were used, by their names in a result.
     `reason` says why there is no answer, or why the engine would not start. `assumptions` are the
     inputs that the record does not give, each with what was taken instead.
     """
@@ -48,6 +49,7 @@ class Prediction:
     outcome: Outcome | None = None
     values: Mapping[str, Interval | None] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    used: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def unanswered(cls, reason: str) -> "Prediction":

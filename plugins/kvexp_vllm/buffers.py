@@ -56,7 +56,7 @@ def fragments(deployment: Deployment, shape: RankShape, rules: VersionRules) -> 
     down = moe.num_experts * width * deployment.model.hidden_size // 2
     size = down * shape.num_layers
     return Estimate(
-        low_bytes=size // 2,
+        low_bytes=size * 9 // 10,
         size_bytes=size,
         high_bytes=size,
         source="the mechanism that the pull request describes",

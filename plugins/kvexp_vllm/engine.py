@@ -390,11 +390,15 @@ class Vllm(Engine):
 
     def _before_baseline(self, deployment: Deployment) -> tuple[Part, ...]:
         """What a rank has in use before its baseline."""
+        gpu = deployment.gpu
+        assumed = gpu.context_from is not None
         context = Part(
             name="context",
-            size_bytes=deployment.gpu.context_bytes,
-            provenance=Provenance.assumed if deployment.gpu.context_from else Provenance.derived,
+            size_bytes=gpu.context_bytes,
+            provenance=Provenance.assumed if assumed else Provenance.derived,
             reason="one CUDA context, in use before the baseline",
+            low_bytes=gpu.context_bytes // 2 if assumed else None,
+            high_bytes=gpu.context_bytes * 5 // 4 if assumed else None,
         )
         connected = _predicted(
             "communicators",

@@ -12,6 +12,7 @@ import yaml
 from kvexp.contract import GIB, MIB, Deployment
 from kvexp_vllm.rules import release_of
 
+DISCRETE = "discrete"
 SMALL_CARD_BYTES = 40 * GIB
 LARGEST_SIZE = 512
 """The largest CUDA-graph size that the graphs' figures were read with."""
@@ -61,6 +62,11 @@ def communicators(deployment: Deployment) -> Estimate:
     if deployment.num_ranks == 1:
         return Estimate.exactly(0, "")
     sizes = _terms()["communicators"]
+    if deployment.gpu.interconnect == "pcie":
+        low, best, high = (int(size * MIB) for size in sizes["pcie_mib"])
+        return Estimate(
+            low_bytes=low, size_bytes=best, high_bytes=high, source=sizes["pcie_source"]
+        )
     mib = sizes["first_mib"]
     if deployment.tp > 1:
         mib += sizes["all_reduce_mib"]
@@ -87,8 +93,8 @@ def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     layers = deployment.model.num_hidden_layers / deployment.pp
     size = rule["base_mib"] + rule["layer_mib"] * layers
     experts = rule.get("experts_mib", 0) if deployment.model.moe is not None else 0
-    size = (size + experts / 2) * _share_of_sizes(capture_sizes(deployment), data["floor"])
-    spread = rule["spread"] + (experts / 2 / size if size else 0)
+    size = (size + experts) * _share_of_sizes(capture_sizes(deployment), data["floor"])
+    spread = rule["spread"]
     return Estimate(
         low_bytes=int(max(0.0, size * (1 - spread)) * MIB),
         size_bytes=int(size * MIB),
@@ -116,7 +122,7 @@ def _newest(
 ) -> Mapping[str, Any]:
     """The first fitting rule of the newest version that has one."""
     facts = _facts(deployment, v2_runner=v2_runner)
-    fitting = [rule for rule in rules if _fits(rule["when"], facts)]
+    fitting = [rule for rule in rules if _fits({"kind": DISCRETE, **rule["when"]}, facts)]
     rule = _latest(fitting, deployment)
     if rule is None:
         raise LookupError(f"terms.yaml has no rule for {facts}")
@@ -142,7 +148,10 @@ def _fits(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 
 def _facts(deployment: Deployment, *, v2_runner: bool) -> dict[str, Any]:
     ranks = "tensor" if deployment.tp > 1 else "pipeline" if deployment.pp > 1 else "alone"
+    gpu = deployment.gpu
+    kind = "unified" if gpu.unified_memory else "amd" if gpu.name.startswith("AMD") else DISCRETE
     return {
+        "kind": kind,
         "ranks": ranks,
         "link": deployment.gpu.interconnect,
         "card": "small" if deployment.total_bytes < SMALL_CARD_BYTES else "large",

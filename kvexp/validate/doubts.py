@@ -1,0 +1,82 @@
+"""How far a prediction may be off because a case does not state all of its inputs.
+
+Each input that is not stated is varied on its own, towards more and towards less cache; what that
+moves adds to the interval of the terms as squares do.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from kvexp.units import GIB
+from kvexp.validate.case import Inputs
+from kvexp.validate.prediction import Interval, Prediction
+
+COUNTS = ("num_blocks", "kv_tokens", "available_kv_bytes", "max_concurrency")
+"""What an unstated input moves."""
+
+UTIL = (0.8, 0.95)
+"""What users choose instead of the default, in nine of ten logs that state it on whole cards."""
+
+TOTAL_ERROR = 0.015
+"""How far boards of one name differ: 44.39 to 44.52 GiB of an L40S, 119.70 to 121.69 of a GB10."""
+
+
+def widened(
+    inputs: Inputs, prediction: Prediction, answer: Callable[[Inputs], Prediction]
+) -> Prediction:
+    """The prediction with intervals that hold what the unstated inputs may move."""
+    if not prediction.answered:
+        return prediction
+    moved = [
+        [answer(each).values for each in variants] for _, variants in unstated(inputs, prediction)
+    ]
+    values = {
+        name: _widened(interval, [[_best(values, name) for values in each] for each in moved])
+        if name in COUNTS
+        else interval
+        for name, interval in prediction.values.items()
+    }
+    return replace(prediction, values=values)
+
+
+def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[tuple[str, list[Inputs]]]:
+    """The inputs that a case does not state, each with the cases it may have been."""
+    vllm = inputs.engine.lower() == "vllm"
+    if not inputs.is_stated("gpu_memory_utilization") and vllm:
+        yield (
+            "gpu_memory_utilization",
+            [replace(inputs, gpu_memory_utilization=share) for share in UTIL],
+        )
+    if not inputs.is_stated("gpu_total_gib") and "total_bytes" in prediction.used:
+        total = prediction.used["total_bytes"] / GIB
+        yield (
+            "gpu_total_gib",
+            [
+                replace(inputs, gpu_total_gib=round(total * (1 + sign * TOTAL_ERROR), 2))
+                for sign in (-1, 1)
+            ],
+        )
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if not inputs.is_stated(name) and vllm and name in prediction.used:
+            fewer = max(1, prediction.used[name] // 2)
+            yield name, [replace(inputs, **{name: fewer})]
+    if not inputs.is_stated("enforce_eager") and vllm:
+        yield "enforce_eager", [replace(inputs, enforce_eager=True)]
+
+
+def _best(values: Mapping[str, Interval | None], name: str) -> float:
+    """The value of a variant; one that leaves no cache leaves 0."""
+    interval = values.get(name)
+    return 0.0 if interval is None else interval.best
+
+
+def _widened(interval: Interval | None, moved: Sequence[Sequence[float]]) -> Interval | None:
+    if interval is None:
+        return None
+    low, best, high = interval
+    down = [max((best - value for value in each if value < best), default=0.0) for each in moved]
+    up = [max((value - best for value in each if value > best), default=0.0) for each in moved]
+    return Interval(
+        max(0.0, best - math.hypot(best - low, *down)), best, best + math.hypot(high - best, *up)
+    )
