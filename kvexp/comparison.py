@@ -141,15 +141,13 @@ def _together(results: Mapping[str, Result]) -> Result:
         )
     first = results[with_terms[0]]
     lines = [*side_by_side.largest_difference(compared), *absent]
-    blocks = side_by_side.blocks_at_peak(compared)
-    if blocks is not None:
+    readings: dict[str, Any] = {}
+    if (blocks := side_by_side.blocks_at_peak(compared)) is not None:
         lines += blocks.lines()
-    return replace(
-        first,
-        notes=(*first.notes, *lines),
-        compared=compared,
-        readings={} if blocks is None else blocks.as_dict(),
-    )
+        readings = blocks.as_dict()
+    if files := [file for each in compared for file in each.readings.get("files", ())]:
+        readings["files"] = files
+    return replace(first, notes=(*first.notes, *lines), compared=compared, readings=readings)
 
 
 def _compared(name: str, result: Result) -> Compared:

@@ -1,5 +1,6 @@
 """`profiler=compare`: what is put side by side, and what is said of those that did not run."""
 
+import io
 import json
 import pickle
 from dataclasses import dataclass, replace
@@ -102,6 +103,17 @@ def test_the_table_has_ratios_to_the_first():
     assert row.split() == ["activation", "0.875", "1.750", "x2.0000"]
     (row,) = [line for line in lines if line.startswith("blocks  ") and "x" in line]
     assert row.split() == ["blocks", "57,629", "57,181", "x0.9922"]
+
+
+def test_a_sweep_shows_the_table_of_every_point():
+    result = compare("analytic", "doubled", doubled=other())
+    stream = io.StringIO()
+
+    report.print_table([("util=0.92", result), ("again", result)], file=stream)
+
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    assert lines.count(["GiB", "analytic", "doubled"]) == 2
+    assert lines[lines.index(["again"]) + 1] == ["GiB", "analytic", "doubled"]
 
 
 def test_each_full_profile_is_kept_and_read_back():

@@ -3,7 +3,9 @@
 import importlib.metadata
 import importlib.util
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import ClassVar
 
 from kvexp.contract import (
@@ -17,7 +19,7 @@ from kvexp.contract import (
     config_json,
 )
 from kvexp_vllm_worker.arguments import engine_arguments
-from kvexp_vllm_worker.measurement import WorkerMeasurement
+from kvexp_vllm_worker.measurement import WorkerMeasurement, set_environment
 
 __all__ = ["REFERENCE", "VllmWorker"]
 
@@ -54,6 +56,13 @@ class VllmWorker(Profiler):
                 " neither it nor a GPU"
             )
         check_device()
+
+    def prepare(self) -> None:
+        """Import vLLM, which takes longer than all else."""
+        set_environment()
+        with suppress(ImportError):  # said when the point starts
+            for module in ("engine", "worker"):
+                import_module(f"kvexp_vllm_worker.{module}")
 
     def open(self, deployment: Deployment, engine: Engine) -> Measurement:
         """An engine that has not been started yet.

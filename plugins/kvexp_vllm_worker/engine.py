@@ -6,7 +6,6 @@ from typing import Any
 
 import vllm
 from vllm.engine.arg_utils import EngineArgs
-from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.kv_cache_utils import (
     generate_scheduler_kv_cache_config,
@@ -55,11 +54,6 @@ class VllmEngine:
         """vLLM's own."""
         return str(vllm.__version__)
 
-    def uuids(self) -> list[str]:
-        """The cards that the ranks will use; makes no CUDA context."""
-        ranks = range(self._config.parallel_config.world_size)
-        return [str(current_platform.get_device_uuid(rank)).removeprefix("GPU-") for rank in ranks]
-
     def start(self) -> list[dict[str, Any]]:
         """Make the workers, each with its device and its place among the ranks."""
         self._executor = Executor.get_class(self._config)(self._config)
@@ -84,13 +78,19 @@ class VllmEngine:
             ValueError: vLLM refuses, in its own words.
         """
         config = self._config
+        length = config.model_config.max_model_len
         specs = self._executor.get_kv_cache_specs()
         self._kv_configs = get_kv_cache_configs(config, specs, available_bytes)
+        if config.model_config.max_model_len != length:  # it was fitted
+            self._call("update_max_model_len", config.model_config.max_model_len)
         common = generate_scheduler_kv_cache_config(self._kv_configs)
         tokens, concurrency = get_kv_cache_capacity(config, common)
+        block_size = min(int(group.kv_cache_spec.block_size) for group in common.kv_cache_groups)
+        config.cache_config.num_gpu_blocks = common.num_blocks
+        config.cache_config.block_size = block_size
         return Planned(
             num_blocks=int(common.num_blocks),
-            block_size=min(int(g.kv_cache_spec.block_size) for g in common.kv_cache_groups),
+            block_size=block_size,
             kv_tokens=int(tokens),
             max_concurrency=float(concurrency),
             max_model_len=int(config.model_config.max_model_len),
@@ -106,9 +106,13 @@ class VllmEngine:
         self._call("initialize_from_config", self._kv_configs)
         return [int(size) for size in self._call("staged_cache_bytes")]
 
-    def verify(self) -> list[dict[str, Any]]:
-        """vLLM's warm-up and graph capture, then the forward of the profile once more."""
+    def warm_up(self) -> list[dict[str, Any]]:
+        """vLLM's warm-up of kernels, with graph capture where it is not eager."""
         self._call("compile_or_warm_up_model")
+        return self._call("staged_warmed")
+
+    def verify(self) -> list[dict[str, Any]]:
+        """The forward of the profile once more, on top of the cache."""
         return self._call("staged_verify")
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from kvexp.contract import (
     DeviceFacts,
     Engine,
     EngineRefused,
-    GpuLock,
     InvalidValue,
     Measurement,
     Part,
@@ -45,6 +44,13 @@ _REFUSALS = {
 """How vLLM's refusals begin, and what this project calls them."""
 
 
+def set_environment() -> None:
+    """Set what vLLM reads when it is imported."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_STARTUP_PLAN"] = "0"  # it would take the place of measuring
+
+
 class WorkerMeasurement(Measurement):
     """Starts vLLM with the point's model and values and reads what its workers found."""
 
@@ -66,7 +72,6 @@ class WorkerMeasurement(Measurement):
         self._verify = verify
         self._vllm: Any = None
         self._folder: TemporaryDirectory[str] | None = None
-        self._locks: list[GpuLock] = []
         self._ranks: list[dict[str, Any]] = []
         self._readings: dict[str, Any] = {}
 
@@ -79,10 +84,6 @@ class WorkerMeasurement(Measurement):
             UnusableReading: this version of vLLM is laid out differently.
         """
         self._vllm = self._made()
-        for uuid in sorted(self._vllm.uuids()):
-            lock = GpuLock(uuid)
-            lock.acquire()
-            self._locks.append(lock)
         self._merge(self._vllm.start())
         for rank, found in enumerate(self._ranks):
             if found["problem"]:
@@ -147,11 +148,22 @@ class WorkerMeasurement(Measurement):
         return int(sizes[0])
 
     def verify(self) -> bool | None:
-        """vLLM's warm-up, graphs included, and its profiling forward on top of the cache."""
+        """vLLM's profiling forward on top of the cache, in eager mode after its warm-up."""
         if not self._verify:
             return None
+        if self.deployment.enforce_eager:
+            self._merge(self._vllm.warm_up())
         self._merge(self._vllm.verify())
         return True
+
+    @property
+    def captures(self) -> bool:
+        """Whether vLLM captures CUDA graphs."""
+        return self._verify and not self.deployment.enforce_eager
+
+    def capture(self) -> None:
+        """vLLM's warm-up with its CUDA graphs."""
+        self._merge(self._vllm.warm_up())
 
     def readings(self) -> Mapping[str, Any]:
         """Every figure by rank, the arguments that vLLM was given, and the rules' figures."""
@@ -164,15 +176,12 @@ class WorkerMeasurement(Measurement):
         """End the engine; its memory goes with the process."""
         if self._vllm is not None:
             self._vllm.close()
-        for lock in self._locks:
-            lock.release()
         if self._folder is not None:
             self._folder.cleanup()
 
     def _made(self) -> Any:
         """An engine that has its configuration and nothing else."""
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        set_environment()
         v2 = getattr(self.engine, "v2_model_runner", None)
         if v2 is not None:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))

@@ -79,12 +79,19 @@ class StagedWorker(Worker):  # type: ignore[misc]
         self.model_runner.capture_model = counted
         return super().compile_or_warm_up_model()
 
+    def staged_warmed(self) -> dict[str, Any]:
+        """What the captured graphs took; null where none were captured."""
+        return {"cudagraph_bytes": self.staged_graph_bytes, **self._free("warmed_up")}
+
     def staged_verify(self) -> dict[str, Any]:
         """The forward of the profile once more, on top of the allocated cache."""
         with torch.inference_mode():
             self.model_runner.profile_run()
+        return self._free("verified")
+
+    def _free(self, when: str) -> dict[str, int]:
         free, _ = torch.cuda.mem_get_info(self.device)
-        return {"cudagraph_bytes": self.staged_graph_bytes, "free_at_end_bytes": int(free)}
+        return {f"free_when_{when}_bytes": int(free)}
 
 
 def read(owner: Any, path: str) -> Any:

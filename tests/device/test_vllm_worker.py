@@ -25,6 +25,13 @@ from kvexp.results import Provenance, Stage, Status
 DATA = json.loads((Path(__file__).parents[1] / "data" / "vllm_h200.json").read_text())
 CASES = {case["case"]: case for case in DATA["cases"]}
 TOTAL, FREE = 150109880320, 149557477376
+ENVIRONMENT = (
+    "HF_HUB_OFFLINE",
+    "VLLM_ENABLE_STARTUP_PLAN",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_LOGGING_STREAM",
+    "VLLM_NO_USAGE_STATS",
+)
 GRAPHS = 1050673152
 NO_MEMORY = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
 TOO_LOW = (
@@ -60,8 +67,9 @@ def modules(fake):
     """The modules of vLLM that the plugin imports, by name."""
 
     class Worker:
-        def __init__(self, vllm_config):
+        def __init__(self, vllm_config, rank):
             self.vllm_config = vllm_config
+            self.rank = rank
 
         def init_device(self):
             fake.enter("init_device")
@@ -74,10 +82,11 @@ def modules(fake):
         def load_model(self, *, load_dummy_weights=False):
             fake.enter("load_model")
             self.model_runner = Runner()
+            self.model_runner.model_memory_usage = fake.case["ranks"][self.rank]["weights_bytes"]
 
         def determine_available_memory(self):
             fake.enter("profile")
-            found = fake.case["ranks"][0]
+            found = fake.case["ranks"][self.rank]
             self.peak_activation_memory = found["activation_bytes"]
             self.non_torch_memory = found["non_torch_bytes"]
             self.cudagraph_memory_estimate = found["cudagraph_bytes"]
@@ -91,7 +100,8 @@ def modules(fake):
 
         def initialize_from_config(self, configs):
             fake.enter("allocate")
-            self.model_runner.kv_caches = [Cache(t.size) for t in configs[0].kv_cache_tensors]
+            tensors = configs[self.rank].kv_cache_tensors
+            self.model_runner.kv_caches = [Cache(tensor.size) for tensor in tensors]
 
         def compile_or_warm_up_model(self):
             fake.enter("warm_up")
@@ -99,8 +109,6 @@ def modules(fake):
                 self.model_runner.capture_model()
 
     class Runner:
-        model_memory_usage = fake.case["ranks"][0]["weights_bytes"]
-
         def profile_run(self):
             fake.enter("verify")
 
@@ -121,12 +129,14 @@ def modules(fake):
             return Executor
 
         def __init__(self, config):
-            self.worker = importlib.import_module("kvexp_vllm_worker.worker").StagedWorker(config)
-            self.worker.init_device()
-            self.worker.load_model()
+            staged = importlib.import_module("kvexp_vllm_worker.worker").StagedWorker
+            self.workers = [staged(config, rank) for rank in range(len(fake.case["ranks"]))]
+            for worker in self.workers:
+                worker.init_device()
+                worker.load_model()
 
         def collective_rpc(self, method, args=()):
-            return [getattr(self.worker, method)(*args)]
+            return [getattr(worker, method)(*args) for worker in self.workers]
 
         def determine_available_memory(self):
             return self.collective_rpc("determine_available_memory")
@@ -147,12 +157,12 @@ def modules(fake):
             if fake.refused:
                 raise ValueError(fake.refused)
             return SimpleNamespace(
-                parallel_config=SimpleNamespace(world_size=1),
                 model_config=SimpleNamespace(max_model_len=fake.max_model_len),
+                cache_config=SimpleNamespace(),
             )
 
     def get_kv_cache_configs(config, specs, available):
-        (spec,), (size,) = specs, available
+        spec, size = specs[0], min(available)
         if size <= 0:
             raise ValueError(NO_MEMORY)
         if fake.case["error"]:
@@ -167,9 +177,8 @@ def modules(fake):
                 max_memory_usage_bytes=lambda config: fake.page_bytes * fake.max_model_len // 16,
             ),
         )
-        return [
-            SimpleNamespace(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=[group])
-        ]
+        one = SimpleNamespace(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=[group])
+        return [one] * len(specs)
 
     def requested():
         return math.ceil(TOTAL * fake.arguments["gpu_memory_utilization"])
@@ -179,7 +188,6 @@ def modules(fake):
         return int(concurrency * fake.max_model_len), concurrency
 
     platform = SimpleNamespace(
-        get_device_uuid=lambda rank: f"GPU-fake-{rank}",
         update_block_size_for_backend=lambda config: fake.calls.append("block_size"),
     )
     return {
@@ -228,7 +236,8 @@ def install(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, "torch", torch)
         for module in ("engine", "worker"):
             monkeypatch.delitem(sys.modules, f"kvexp_vllm_worker.{module}", raising=False)
-        monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        for variable in ENVIRONMENT:
+            monkeypatch.setenv(variable, "0")  # restored afterwards
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         return fake
 
@@ -359,6 +368,22 @@ def test_an_estimate_that_was_subtracted_is_a_term(install):
     assert result.num_blocks == 56853
 
 
+def test_ranks_have_profiles_of_their_own_and_the_tightest_counts(install):
+    name = "t07_llama3_8b_tp2_graphs"
+    case, fake = CASES[name], install(name)
+    fake.page_bytes = 32768  # the heads are split
+
+    result = run(name)
+
+    assert result.status is Status.ok, result.reason
+    assert fake.arguments["tensor_parallel_size"] == 2
+    assert result.num_blocks == case["num_blocks"] == 123242
+    for rank, found in zip(result.ranks, case["ranks"], strict=True):
+        assert rank.profile.non_torch_bytes == found["non_torch_bytes"]
+        assert rank.budget.available_bytes == found["available_bytes"]
+    assert [rank.num_blocks for rank in result.ranks] == [123244, 123242]
+
+
 def test_too_long_a_request_is_refused_in_vllms_words(install):
     name = "22a_llama3_8b_eager_u0115_FAIL"
     install(name)
@@ -412,18 +437,19 @@ class OutOfMemoryError(RuntimeError):
         ("allocate", Stage.allocate),
         ("warm_up", Stage.verify),
         ("verify", Stage.verify),
+        ("capture", Stage.graphs),
     ],
 )
 def test_out_of_memory_names_its_stage(install, call, stage):
     fake = install("02_llama3_8b_eager")
     fake.fail[call] = OutOfMemoryError("CUDA out of memory. Tried to allocate 1.96 GiB")
 
-    result = run("02_llama3_8b_eager")
+    result = run("02_llama3_8b_eager", f"enforce_eager={str(call != 'capture').lower()}")
 
     assert (result.status, result.stage) == (Status.oom, stage)
     assert "Tried to allocate 1.96 GiB" in result.reason
     assert fake.calls[-1] == "shutdown"
-    if stage in (Stage.allocate, Stage.verify):
+    if stage in (Stage.allocate, Stage.verify, Stage.graphs):
         assert result.verified is False
         assert result.num_blocks == 57629
 
