@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,7 @@ def _alive_after(history: Sequence[Mapping[str, Any]], count: int) -> list[Mappi
     return list(alive.values())
 
 
+@cache
 def short_path(path: str) -> str:
     """A source file by its place below the installed packages, else its name."""
     below = _PACKAGES.sub("", path)

@@ -1,7 +1,7 @@
 """A transformers model without weights, its tensors on a device that need not exist."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,42 +30,40 @@ def build(config: Any, case: Case) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def load_events(model: Any, residue: int) -> list[int]:
-    """Allocations of loading, in the order of construction.
+def load_events(modules: Iterable[Any], residue: int) -> tuple[list[int], int]:
+    """Allocations of loading, in the order of construction, and the bytes that stay.
 
     A weight that is tied to an earlier one is built all the same and dropped at the end.
     """
     events = [residue] if residue else []
     seen: set[int] = set()
     dropped: list[int] = []
-    count = len(events)
-    for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is None or not tensor.untyped_storage().nbytes():
-                continue
-            key = tensor.untyped_storage()._cdata
-            if key in seen:
-                dropped.append(count)
+    kept = 0
+    for storage in _storages(modules):
+        size, key = int(storage.nbytes()), storage._cdata
+        if not size:
+            continue
+        if key in seen:
+            dropped.append(len(events))
+        else:
             seen.add(key)
-            events.append(int(tensor.untyped_storage().nbytes()))
-            count += 1
-    return events + [-number - 1 for number in dropped]
+            kept += size
+        events.append(size)
+    return events + [-number - 1 for number in dropped], kept
 
 
-def weights_bytes(model: Any) -> int:
-    """Bytes of the parameters and buffers, tied ones once."""
-    storages = {
-        tensor.untyped_storage()._cdata: int(tensor.untyped_storage().nbytes())
-        for tensor in (*model.parameters(), *model.buffers())
-    }
-    return sum(storages.values())
+def _storages(modules: Iterable[Any]) -> Iterator[Any]:
+    for module in modules:
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                yield tensor.untyped_storage()
 
 
-def move(model: Any, mode: Any) -> list[Any]:
-    """Put fake tensors of the card in the place of the model's; ties stay ties."""
+def move(modules: Iterable[Any], mode: Any) -> list[Any]:
+    """Put fake tensors of the card in the place of the modules'; ties stay ties."""
     device = torch.device("cuda", 0)
     moved: dict[int, Any] = {}
-    for module in model.modules():
+    for module in modules:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is None:

@@ -5,7 +5,7 @@ nothing, and nothing else could use it.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,9 @@ def as_on(device: Device, attention: StandIn) -> Iterator[None]:
 
 
 @contextmanager
-def module_paths(model: Any, tracker: Tracker) -> Iterator[None]:
-    """The tracker knows which module runs."""
-    tracker.names = {id(module): name for name, module in model.named_modules()}
+def module_paths(names: Mapping[Any, str], tracker: Tracker) -> Iterator[None]:
+    """The tracker knows which module runs, by these names."""
+    tracker.names = {id(module): name for module, name in names.items()}
     original: Callable[..., Any] = torch.nn.Module.__call__
     modules = tracker.modules
 

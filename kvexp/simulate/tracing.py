@@ -30,11 +30,11 @@ def trace(config: Any, case: Case, device: Device, *, prefer: int = 0) -> Trace:
     found = Trace()
     attention = StandIn(device=device, cudnn=case.cudnn, prefer=prefer)
     model = building.build(config, case)
-    found.load = building.load_events(model, device.construction_residue)
-    found.weights_bytes = building.weights_bytes(model)
+    names = {module: name for name, module in model.named_modules()}
+    found.load, found.weights_bytes = building.load_events(names, device.construction_residue)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     tracker = Tracker(found, device, attention, mode)
-    for tensor in building.move(model, mode):
+    for tensor in building.move(names, mode):
         tracker.adopt(tensor)
     collecting = gc.isenabled()
     gc.disable()  # frees come from reference counts alone, as they would in a short run
@@ -42,7 +42,7 @@ def trace(config: Any, case: Case, device: Device, *, prefer: int = 0) -> Trace:
         with (
             building.quiet(),
             fake_cuda.as_on(device, attention),
-            fake_cuda.module_paths(model, tracker),
+            fake_cuda.module_paths(names, tracker),
             mode,
             torch.no_grad(),
         ):
