@@ -1,8 +1,9 @@
 """The command: read records, predict each, show and keep how far the predictions are off."""
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvexp import record, tracking
@@ -45,18 +46,19 @@ def _run(options: argparse.Namespace) -> int:
     problems = [problem for found in files for problem in found.problems]
     scored = score.score((each for found in files for each in found.cases), predict)
     summary = score.summary(scored, options.group)
-    for line in _lines(scored, summary, quiet=options.quiet):
-        print(line)
     names = [str(path) for path in (*options.files, *options.log)]
     if options.json is not None:
         _write(options.json, output.as_json(scored, summary))
     if options.page is not None:
-        _write(options.page, page.page_text(scored, summary, names))
+        chosen = [*names, *(f"--group={prefix}" for prefix in options.group)]
+        _write(options.page, page.page_text(scored, summary, chosen))
     if options.picture is not None:
         _draw(scored, options.picture)
     if store is not None:
         kept.keep(store, scored, summary, names)
-        print(tracking.ui_command(store))
+    _print(_lines(scored, summary, quiet=options.quiet))
+    if store is not None:
+        _print([tracking.ui_command(store)])
     for problem in problems:
         _say(problem, WRONG_REQUEST)
     missed = output.missed(limits, summary)
@@ -74,6 +76,15 @@ def _lines(
         yield from report.case_lines(scored)
         yield ""
     yield from report.summary_lines(summary)
+
+
+def _print(lines: Iterable[str]) -> None:
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left; what is kept is complete
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read(path: Path) -> case.Records:

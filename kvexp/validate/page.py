@@ -11,18 +11,20 @@ from kvexp.validate.score import STATED, Scored
 _WORST = 12
 
 
-def page_text(scored: Sequence[Scored], summary: Mapping[str, Any], files: Sequence[str]) -> str:
-    """The page; `files` are the records' names, for the command that makes it anew."""
-    return "\n".join(_page(scored, summary, files)) + "\n"
+def page_text(
+    scored: Sequence[Scored], summary: Mapping[str, Any], arguments: Sequence[str]
+) -> str:
+    """The page; `arguments` are those of the command that makes it anew."""
+    return "\n".join(_page(scored, summary, arguments)) + "\n"
 
 
 def _page(
-    scored: Sequence[Scored], summary: Mapping[str, Any], files: Sequence[str]
+    scored: Sequence[Scored], summary: Mapping[str, Any], arguments: Sequence[str]
 ) -> Iterator[str]:
     yield "# Accuracy"
     yield ""
     yield "Predictions without a GPU against what engines printed at start. Made by"
-    yield f"`python -m kvexp.validate {' '.join(files)} --page FILE`."
+    yield f"`python -m kvexp.validate {' '.join(arguments)} --page FILE`."
     yield ""
     yield "The inputs of a case count as stated where its log or command shows these:"
     yield f"{', '.join(f'`{name}`' for name in STATED)}."

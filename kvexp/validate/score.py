@@ -29,8 +29,8 @@ _NOTE = re.compile(r"\s*\(.*?\)")
 class Comparison:
     """A predicted value beside the logged one.
 
-    `error` is (predicted - logged) / logged, null where the log says 0; `inside` whether the logged value,
-    give or take half of its last digit, lies between low and high.
+    `error` is (predicted - logged) / logged, null where the log says 0; `inside` whether the logged
+    value, give or take half of its last digit, lies between low and high.
     """
 
     predicted: Interval
