@@ -9,6 +9,9 @@ _NUMBER = r"-?[\d,]*\.?\d+"
 
 Value = str | float
 
+TEXTS = ("engine_version", "model", "gpu", "weight_dtype", "quantization", "kv_cache_dtype")
+"""Keys whose values are texts, whatever they look like: 0.20 is no number."""
+
 _UNITS = {"_mb": 1 / 1024, "_bytes": 1 / 2**30}
 """Endings of group names whose numbers become GiB; MB in these logs are binary."""
 
@@ -64,15 +67,15 @@ def values(match: re.Match[str]) -> Iterator[tuple[str, Value]]:
                 yield f"{key.removesuffix(ending)}_gib", float(text.replace(",", "")) * factor
                 break
         else:
-            yield key, number(text)
+            yield key, text if key in TEXTS else number(text)
 
 
 def number(text: str) -> Value:
     """The number that a text is, else the text."""
     plain = text.replace(",", "")
-    if re.fullmatch(r"\d+", plain):
+    if re.fullmatch(r"-?\d+", plain):
         return int(plain)
-    return float(plain) if re.fullmatch(r"\d*\.\d+(e-?\d+)?", plain) else text
+    return float(plain) if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", plain) else text
 
 
 def argument(text: str, name: str) -> Value | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from kvexp.startup_logs.lines import Dialect, Value, argument, values
+from kvexp.startup_logs.lines import TEXTS, Dialect, Value, argument, values
 from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.sglang import SGLANG
 from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
@@ -45,7 +45,6 @@ OUTPUTS = (
 
 _SERVED = re.compile(r"(?:vllm serve|lmdeploy serve api_server|trtllm-serve) +([^\s-]\S*)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_TEXTS = ("engine_version", "model", "gpu", "weight_dtype", "quantization", "kv_cache_dtype")
 _MEMORY = ("available_kv_gib", "weights_gib", "non_torch_gib", "activation_peak_gib")
 
 
@@ -187,6 +186,9 @@ class _Reading:
         halves = [figures.pop(key, None) for key in ("k_gib", "v_gib")]
         if None not in halves:
             figures["available_kv_gib"] = round(sum(float(each or 0) for each in halves), 4)
+        peak, weights = figures.get("peak_torch_gib"), figures.get("weights_gib")
+        if peak is not None and weights is not None:
+            figures["activation_peak_gib"] = round(float(peak) - float(weights), 4)
         block = figures.get("block_gib")
         if block is not None and "num_gpu_blocks" in figures:
             figures["available_kv_gib"] = float(block) * float(figures["num_gpu_blocks"])
@@ -210,6 +212,6 @@ def _typed(key: str, value: Value | None) -> Value | bool | None:
         return None
     if key == "enforce_eager":
         return str(value).lower() in ("true", "1")
-    if key in _TEXTS:
+    if key in TEXTS:
         return str(value)
     return value if not isinstance(value, str) else None

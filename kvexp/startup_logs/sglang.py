@@ -26,10 +26,8 @@ SGLANG = Dialect(
             r"max_total_num_tokens={kv_tokens}, chunked_prefill_size={max_num_batched_tokens}"
             r".*context_len={max_model_len}"
         ),
-        Line(
-            r"Not enough memory\. Please try to increase --mem-fraction-static",
-            outcome="no_cache_blocks",
-        ),
+        Line(r"is larger than the profiled value {profiled_tokens}"),
+        Line(r"RuntimeError: Not enough memory\b", outcome="no_cache_blocks"),
         Line(r"CUDA out of memory|OutOfMemoryError", outcome="oom"),
     ),
     arguments={

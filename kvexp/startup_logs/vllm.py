@@ -11,7 +11,8 @@ VLLM = Dialect(
             resets=True,
         ),
         Line(r"vLLM API server version v?(?P<engine_version>\d\S*)"),
-        Line(r"^GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
+        Line(r"(?:vLLM Version\s*: |\bvllm==)v?(?P<engine_version>\d\S*)"),
+        Line(r"(?:^|configuration\s*: )GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
         Line(r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}"),
         Line(r"Using max model len {max_model_len}"),
         Line(r"Setting attention block size to {block_size} tokens"),
@@ -19,7 +20,13 @@ VLLM = Dialect(
         # weights
         Line(r"(?:Loading model weights|Model loading) took {weights_gib} Gi?B"),
         Line(r"Loading model weights took {weights_mb} MB"),
-        # V0's profile, in two sentences or as a table
+        # V0's profile: as names and values, as a table or in two sentences
+        Line(
+            r"Memory profiling results:.* total_gpu_memory={gpu_total_gib}GiB,?"
+            r" initial_memory_usage={init_used_gib}GiB,? peak_torch_memory={peak_torch_gib}GiB.*"
+            r" non_torch_memory={non_torch_gib}GiB,? kv_cache_size={available_kv_gib}GiB,?"
+            r" gpu_memory_utilization={gpu_memory_utilization}"
+        ),
         Line(r"total_gpu_memory\s+\(?{gpu_total_gib}GiB"),
         Line(r"gpu_memory_utilization\s+\(?{gpu_memory_utilization}\b"),
         Line(r"model weights take\s+{weights_gib}GiB"),
@@ -58,8 +65,8 @@ VLLM = Dialect(
             r"{activation_peak_gib} GiB for peak activation"
         ),
         # capacity
-        Line(r"# (?:GPU|CUDA|cuda) blocks: {num_gpu_blocks}"),
-        Line(r"GPU KV cache size: {kv_tokens} tokens"),
+        Line(r"# \w+ blocks: {num_gpu_blocks}, # CPU blocks"),
+        Line(r"\w+ KV cache size: {kv_tokens} tokens"),
         Line(r"Maximum concurrency for {max_model_len} tokens per request: {max_concurrency}x"),
         # graphs
         Line(r"Estimated CUDA graph memory: {cudagraph_estimated_gib} GiB"),

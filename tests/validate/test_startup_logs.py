@@ -24,6 +24,19 @@ INFO 07-17 23:40:55 llm_engine.py:174] Initializing an LLM engine (v0.5.2) with 
 (VllmWorkerProcess pid=6922) INFO 07-17 23:41:16 model_runner.py:559] Loading model weights took 6.1138 GB
 INFO 07-17 23:41:28 distributed_gpu_executor.py:56] # GPU blocks: 10039, # CPU blocks: 1310
 """
+V0_64 = """\
+GPU models and configuration : GPU 0: NVIDIA GeForce RTX 3070
+[pip3] vllm==0.6.4.post1
+INFO 12-06 11:39:30 llm_engine.py:249] Initializing an LLM engine (v0.6.4.post1) with config: model='microsoft/phi-1_5', dtype=torch.float16, max_seq_len=2048, tensor_parallel_size=1, pipeline_parallel_size=1, quantization=None, enforce_eager=False, kv_cache_dtype=auto
+INFO 12-06 11:39:34 model_runner.py:1077] Loading model weights took 2.6419 GB
+INFO 12-06 11:39:36 worker.py:232] Memory profiling results: total_gpu_memory=7.92GiB initial_memory_usage=3.09GiB peak_torch_memory=3.12GiB memory_usage_post_profile=3.12GiB non_torch_memory=0.47GiB kv_cache_size=3.54GiB gpu_memory_utilization=0.90
+INFO 12-06 11:39:36 gpu_executor.py:113] # GPU blocks: 1207, # CPU blocks: 1365
+INFO 12-06 11:39:36 gpu_executor.py:117] Maximum concurrency for 2048 tokens per request: 9.43x
+"""
+V0_ROCM = """\
+INFO 12-25 14:00:28 worker.py:265] Memory profiling results: duration=18.41 seconds, total_gpu_memory=191.98GiB, initial_memory_usage=71.40GiB, peak_torch_memory=86.79GiB, memory_usage_post_profile=73.77GiB, non_torch_memory=6.07GiB, kv_cache_size=95.28GiB, gpu_memory_utilization=0.98.
+INFO 06-05 13:03:17 [executor_base.py:112] # rocm blocks: 19513, # CPU blocks: 819
+"""
 V0_65 = """\
 $ vllm serve meta-llama/Meta-Llama-3-8B -tp 2
 INFO 12-13 19:54:18 worker.py:243] Memory profiling results:
@@ -133,6 +146,11 @@ SGLANG_TP = """\
 [2025-11-04 05:27:13 TP1] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 524288, KV size: 17.16 GB
 [2025-11-04 05:27:20 TP0] Memory pool end. avail mem=12.68 GB
 """
+SGLANG_NONE = """\
+[2025-07-02 07:41:58 DP0 TP0] Load weight end. type=DeepseekV3ForCausalLM, dtype=torch.bfloat16, avail mem=21.73 GB, mem usage=166.59 GB.
+[2025-07-02 07:41:59 DP0 TP0] max_total_tokens=131072 is larger than the profiled value -561981. Use the profiled value instead.
+RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.
+"""
 TRT = """\
 [TensorRT-LLM][INFO] Engine version 0.17.0 found in the config file, assuming engine(s) built by new builder API.
 [TensorRT-LLM][INFO] MPI size: 1, MPI local size: 1, rank: 0
@@ -207,6 +225,31 @@ CASES = {
             "weights_gib": 6.1138,
             "num_gpu_blocks": 10039,
             "error": "none",
+        },
+    ),
+    "vllm_0_6_names": (
+        V0_64,
+        {
+            "engine_version": "0.6.4.post1",
+            "gpu": "NVIDIA GeForce RTX 3070",
+            "gpu_total_gib": 7.92,
+            "gpu_memory_utilization": 0.9,
+            "weights_gib": 2.6419,
+            "activation_peak_gib": 3.12 - 2.6419,
+            "non_torch_gib": 0.47,
+            "available_kv_gib": 3.54,
+            "num_gpu_blocks": 1207,
+            "max_concurrency": 9.43,
+        },
+    ),
+    "vllm_0_6_rocm": (
+        V0_ROCM,
+        {
+            "gpu_total_gib": 191.98,
+            "gpu_memory_utilization": 0.98,
+            "non_torch_gib": 6.07,
+            "available_kv_gib": 95.28,
+            "num_gpu_blocks": 19513,
         },
     ),
     "vllm_0_6_table": (
@@ -357,6 +400,10 @@ CASES = {
             "available_kv_gib": 17.16,
         },
     ),
+    "sglang_nothing_left": (
+        SGLANG_NONE,
+        {"free_gib": 21.73, "profiled_tokens": -561981, "error": "no_cache_blocks"},
+    ),
     "tensorrt_llm_runtime": (
         TRT,
         {
@@ -447,6 +494,18 @@ def test_of_several_starts_the_last_one_counts():
     assert record["outputs"]["error"] == "none"
     assert record["outputs"]["num_gpu_blocks"] is None
     assert record["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def test_a_release_is_no_number():
+    text = V1_08.replace("v0.8.5.dev1", "v0.20")
+
+    assert read_log(text, "a-log")["engine_version"] == "0.20 (V1)"
+
+
+def test_a_negative_rest_is_a_number():
+    text = "INFO [gpu_worker.py:563] Available KV cache memory: -7.83 GiB\n"
+
+    assert read_log(text, "a-log")["outputs"]["available_kv_gib"] == -7.83
 
 
 def test_colours_and_commands_over_several_lines_are_read():
