@@ -13,7 +13,15 @@ from kvexp.units import GIB
 USABLE_SHARE = 0.985
 """Of a card's nominal size, what the driver reports: 23.6 of 24, 79.2 of 80, 47.4 of 48 GiB."""
 
-_SAME_MEMORY = {"a800": "a100", "h800": "h100", "l40": "l40s", "a10": "a10g"}
+_SAME_MEMORY = {
+    "a800": "a100",
+    "h800": "h100",
+    "l40": "l40s",
+    "a10": "a10g",
+    "gb200": "b200",
+    "gb300": "b300",
+}
+_LEFT_OUT = {"rtx"}  # of names such as 3090
 _SIZE = re.compile(r"(\d+)\s*gb\b")
 _TOLERANCE = 0.03
 
@@ -53,29 +61,34 @@ class Cards:
             return Card(facts=facts, assumptions=(f"gpu: {option}'s total of the catalogue",))
         return Card(facts=facts | _total(total_gib))
 
+    def sizes(self, text: str | None) -> tuple[str, ...]:
+        """Options of a card that is sold in several sizes, of which a text names none; by size."""
+        words = _words(text or "")
+        found = [o for o in self.known if _model(o) <= words and _model(o) != _parts(o)]
+        return tuple(sorted(found, key=lambda option: _gib_of(self.known[option])))
+
     def _option(self, words: set[str], total_gib: float | None) -> str | None:
         """The option whose words all stand in the text, the one with the most words.
 
         Sizes in its name need not, where the total decides; an exact total does without a text.
         """
-        whole = [option for option in self.known if _parts(option) <= words]
+        totals = {option: _gib_of(facts) for option, facts in self.known.items()}
         if not words and total_gib is not None:
-            return next((o for o, facts in self.known.items() if _gib_of(facts) == total_gib), None)
-        if whole:
-            return max(whole, key=lambda option: len(_parts(option)))
-        fitting = [
-            option
-            for option, facts in self.known.items()
-            if (model := {part for part in _parts(option) if not _SIZE.fullmatch(part)}) <= words
-            and model != _parts(option)
-            and total_gib is not None
-            and abs(_gib_of(facts) / total_gib - 1) < _TOLERANCE
-        ]
-        return fitting[0] if fitting else None
+            return next((option for option in totals if totals[option] == total_gib), None)
+        whole = [option for option in self.known if _parts(option) <= words]
+        if whole or total_gib is None:
+            return max(whole, key=lambda option: len(_parts(option)), default=None)
+        fitting = [o for o in self.known if abs(totals[o] / total_gib - 1) < _TOLERANCE]
+        return next((option for option in fitting if _model(option) <= words), None)
 
 
 def _parts(option: str) -> set[str]:
-    return set(option.split("_"))
+    """Words of an option that a text has to name."""
+    return set(option.split("_")) - _LEFT_OUT
+
+
+def _model(option: str) -> set[str]:
+    return {part for part in _parts(option) if not _SIZE.fullmatch(part)}
 
 
 def _words(text: str) -> set[str]:

@@ -242,7 +242,7 @@ def _logged(record: Mapping[str, Any]) -> Logged:
             figures[name] = size_figure(value)
     concurrency = _number(outputs, "max_concurrency")
     if concurrency is not None:
-        figures["max_concurrency"] = Figure(value=concurrency, error=_half_digit(concurrency))
+        figures["max_concurrency"] = Figure(value=concurrency, error=half_digit(concurrency))
     for key in _ESTIMATED_LENGTHS:
         value = _number(extra, key, inside="extra.")
         if value is not None:
@@ -257,11 +257,11 @@ def _logged(record: Mapping[str, Any]) -> Logged:
 def size_figure(gib: float) -> Figure:
     """A size that was printed in GiB."""
     size = gib * GIB
-    return Figure(value=round(size), error=0.0 if size.is_integer() else _half_digit(gib) * GIB)
+    return Figure(value=round(size), error=0.0 if size.is_integer() else half_digit(gib) * GIB)
 
 
-def _half_digit(printed: float) -> float:
-    """Half of the last digit: two digits are printed at least."""
+def half_digit(printed: float) -> float:
+    """Half of the last digit of a printed figure; two digits are printed at least."""
     _, _, decimals = repr(float(printed)).partition(".")
     return 0.5 * 10.0 ** -max(2, len(decimals) if decimals.isdigit() else 2)
 

@@ -11,7 +11,7 @@ from kvexp.errors import InvalidValue
 from kvexp.results import Part, Refusal, Result, Status
 from kvexp.validate import versions
 from kvexp.validate.cards import Card
-from kvexp.validate.case import Inputs
+from kvexp.validate.case import Inputs, half_digit
 from kvexp.validate.doubts import COUNTS, widened
 from kvexp.validate.models import Named
 from kvexp.validate.prediction import VALUES, Interval, Outcome, Prediction
@@ -28,6 +28,9 @@ _CARDS = ("rtx_3060", "t4", "rtx_4090", "a100_40gb", "l40s", "h100", "h200", "b2
 
 _LIKELY = "rtx_4090"
 """The least of them that is taken for it; a larger one where it is too small."""
+
+_NO_CACHE = dict.fromkeys(COUNTS, Interval.exactly(0))
+"""What a card leaves on which the engine does not start."""
 
 _ANY_MODEL = Named("opt_125m")
 """A model for the check that comes before any model is loaded."""
@@ -53,9 +56,11 @@ def predict(inputs: Inputs) -> Prediction:
 
 
 def _predicted(inputs: Inputs, card: Card | None, named: Named) -> Prediction:
+    known = _known()
     if card is not None:
-        return _answer(request_of(inputs, _known(), card, named))
-    return _of_any_card(list(_answers(inputs, _known(), named)))
+        return _with_rounding(inputs, lambda each: request_of(each, known, card, named))
+    options = known.cards.sizes(inputs.gpu) or _CARDS
+    return _of_any_card(list(_answers(inputs, known, named, options)), options)
 
 
 def _varied(inputs: Inputs, named: Named) -> Prediction:
@@ -64,6 +69,24 @@ def _varied(inputs: Inputs, named: Named) -> Prediction:
         return _predicted(inputs, _known().cards.find(inputs.gpu, inputs.gpu_total_gib), named)
     except (InvalidValue, OmegaConfBaseException) as error:
         return Prediction.unanswered(str(error))
+
+
+def _with_rounding(inputs: Inputs, request: Callable[[Inputs], Request]) -> Prediction:
+    """The answer, with what the last digits of stated free memory make of it as bounds.
+
+    vLLM only compares what is free with its request; the others size their cache by it.
+    """
+    asked = request(inputs)
+    best = _answer(asked)
+    free = {name: getattr(inputs, name) for name in ("free_gib", "init_free_gib")}
+    stated = {name: size for name, size in free.items() if size is not None}
+    if asked.engine == "vllm" or not stated or not best.answered:
+        return best
+    ends = [
+        replace(inputs, **{name: size + sign * half_digit(size) for name, size in stated.items()})
+        for sign in (-1, 1)
+    ]
+    return _spanned(best, [best, *(_answer(request(each)) for each in ends)])
 
 
 @cache
@@ -187,31 +210,37 @@ _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
 }
 
 
-def _answers(inputs: Inputs, known: Known, named: Named) -> Iterator[Prediction]:
-    for option in _CARDS:
+def _answers(
+    inputs: Inputs, known: Known, named: Named, options: Sequence[str]
+) -> Iterator[Prediction]:
+    for option in options:
         card = Card(facts=known.cards.known[option])
         yield _answer(request_of(inputs, known, card, named))
 
 
-def _of_any_card(predictions: Sequence[Prediction]) -> Prediction:
+def _of_any_card(predictions: Sequence[Prediction], options: Sequence[str]) -> Prediction:
     """The likely card or the least that starts, with the bounds of all that start."""
     found = [each for each in predictions if each.answered]
     if not found:
         return Prediction.unanswered("the card is not known, and no common one answers")
     starting = [each for each in found if each.outcome == "ok"]
-    likely = predictions[_CARDS.index(_LIKELY) :]
+    likely = predictions[options.index(_LIKELY) if _LIKELY in options else 0 :]
     chosen = next((each for each in likely if each.outcome == "ok"), found[-1])
-    others = starting if starting == found else [*starting, None]
+    nothing = [] if starting == found else [Prediction(answered=True, values=_NO_CACHE)]
+    note = f"gpu: not known, {', '.join(options)} give low and high"
+    spanned = _spanned(chosen, [*starting, *nothing])
+    return replace(spanned, assumptions=(note, *chosen.assumptions))
+
+
+def _spanned(best: Prediction, others: Sequence[Prediction]) -> Prediction:
+    """A prediction whose counts reach from the lowest to the highest of others."""
     values = {
-        name: _spanning(
-            value, [each.values[name] if each else Interval.exactly(0) for each in others]
-        )
+        name: _spanning(value, [each.values.get(name) for each in others])
         if name in COUNTS
         else value
-        for name, value in chosen.values.items()
+        for name, value in best.values.items()
     }
-    note = f"gpu: not known, {', '.join(_CARDS)} give low and high"
-    return replace(chosen, values=values, assumptions=(note, *chosen.assumptions))
+    return replace(best, values=values)
 
 
 def _spanning(value: Interval | None, others: Sequence[Interval | None]) -> Interval | None:

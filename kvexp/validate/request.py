@@ -205,7 +205,7 @@ class _Draft:
         tokens, seqs = (self.values.get(f"max_num_{each}") for each in ("batched_tokens", "seqs"))
         if tokens and seqs and tokens < seqs and not self.inputs.is_stated("max_num_seqs"):
             del self.values["max_num_seqs"]
-        if self.inputs.block_size is not None and self.inputs.is_stated("block_size"):
+        if self.option != "vllm" or self.inputs.is_stated("block_size"):
             self.values["block_size"] = self.inputs.block_size
 
     def split(self) -> None:
