@@ -29,14 +29,15 @@ class Line:
     outcome: str | None = None
     resets: bool = False
 
-    def search(self, text: str) -> re.Match[str] | None:
-        """The pattern in a line."""
-        return re.search(_compiled(self.pattern), text)
+    def find_all(self, text: str) -> Iterator[re.Match[str]]:
+        """Wherever a log has the line."""
+        return _compiled(self.pattern).finditer(text)
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\{(\w+)\}", lambda key: f"(?P<{key[1]}>{_NUMBER})", pattern))
+    full = re.sub(r"\{(\w+)\}", lambda key: f"(?P<{key[1]}>{_NUMBER})", pattern)
+    return re.compile(full, re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

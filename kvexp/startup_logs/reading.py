@@ -1,10 +1,11 @@
 """A log as a record: which engine printed it, what it said last, and which rank governs."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from kvexp.startup_logs.lines import TEXTS, Dialect, Value, argument, values
+from kvexp.startup_logs.lines import TEXTS, Dialect, Line, Value, argument, values
 from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.sglang import SGLANG
 from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
@@ -61,15 +62,16 @@ def read_log(text: str, name: str) -> dict[str, Any]:
     Raises:
         UnreadableLog: no figure that a known engine prints was found.
     """
-    lines = _COLOURS.sub("", text).replace("\\\n", " ").replace("\r", "\n").splitlines()
+    plain = _COLOURS.sub("", text).replace("\\\n", " ").replace("\r", "\n")
     found = [_Reading(dialect) for dialect in DIALECTS]
     for reading in found:
-        reading.read(lines)
+        reading.read(plain)
     best = max(found, key=lambda reading: reading.weight)
     if not best.weight:
         engines = ", ".join(dialect.engine for dialect in DIALECTS)
+        count = len(plain.splitlines())
         raise UnreadableLog(
-            f"no line about memory or capacity of {engines} was found in {len(lines)} lines"
+            f"no line about memory or capacity of {engines} was found in {count} lines"
         )
     return best.record(name)
 
@@ -89,31 +91,29 @@ class _Reading:
         """How much of what the engine prints was found; 0 where it printed nothing."""
         return len(self._figures) + (self.outcome is not None)
 
-    def read(self, lines: Iterable[str]) -> None:
-        """Read a log."""
-        for line in lines:
-            self._read_lines(line)
-            start = min(
-                (place for each in self.dialect.introductions if (place := line.find(each)) >= 0),
-                default=-1,
-            )
-            if start >= 0:
-                self._read_arguments(line[start:])
+    def read(self, text: str) -> None:
+        """Read a log: what stands further down counts more."""
+        found: list[tuple[int, Callable[[], None]]] = []
+        for line in self.dialect.lines:
+            for match in line.find_all(text):
+                found.append((match.start(), partial(self._read_line, line, match, text)))
+        for words in self.dialect.introductions:
+            for match in re.finditer(f"{re.escape(words)}.*", text):
+                found.append((match.end(), partial(self._read_arguments, match[0])))
+        for _, take in sorted(found, key=lambda each: each[0]):
+            take()
 
-    def _read_lines(self, line: str) -> None:
-        rank = re.search(self.dialect.ranks, line)
-        for each in self.dialect.lines:
-            match = each.search(line)
-            if match is None:
-                continue
-            if each.resets:
-                self._figures, self.outcome = {}, None
-            for key, value in values(match):
-                if key in INPUTS:
-                    self._inputs[key] = value
-                else:
-                    self._figures.setdefault(key, {})[rank[1] if rank else ""] = value
-            self.outcome = each.outcome or self.outcome
+    def _read_line(self, line: Line, match: re.Match[str], text: str) -> None:
+        if line.resets:
+            self._figures, self.outcome = {}, None
+        start = text.rfind("\n", 0, match.start()) + 1
+        rank = re.search(self.dialect.ranks, text[start : match.start() + 1])
+        for key, value in values(match):
+            if key in INPUTS:
+                self._inputs[key] = value
+            else:
+                self._figures.setdefault(key, {})[rank[1] if rank else ""] = value
+        self.outcome = line.outcome or self.outcome
 
     def _read_arguments(self, text: str) -> None:
         served = _SERVED.match(text)

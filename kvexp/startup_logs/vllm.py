@@ -11,14 +11,16 @@ VLLM = Dialect(
             resets=True,
         ),
         Line(r"vLLM API server version v?(?P<engine_version>\d\S*)"),
-        Line(r"(?:vLLM Version\s*: |\bvllm==)v?(?P<engine_version>\d\S*)"),
-        Line(r"(?:^|configuration\s*: )GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
+        Line(r"vLLM Version\s*: v?(?P<engine_version>\d\S*)"),
+        Line(r"vllm==(?P<engine_version>\d\S*)"),
+        Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
         Line(r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}"),
         Line(r"Using max model len {max_model_len}"),
         Line(r"Setting attention block size to {block_size} tokens"),
         Line(r"current --gpu-memory-utilization={gpu_memory_utilization}"),
         # weights
-        Line(r"(?:Loading model weights|Model loading) took {weights_gib} Gi?B"),
+        Line(r"Model loading took {weights_gib} GiB"),
+        Line(r"Loading model weights took {weights_gib} GB"),
         Line(r"Loading model weights took {weights_mb} MB"),
         # V0's profile: as names and values, as a table or in two sentences
         Line(
@@ -32,7 +34,8 @@ VLLM = Dialect(
         Line(r"model weights take\s+{weights_gib}GiB"),
         Line(r"non_torch_memory(?: takes)?\s+{non_torch_gib}GiB"),
         Line(r"PyTorch activation peak memory(?: takes)?\s+{activation_peak_gib}GiB"),
-        Line(r"(?:reserved for KV Cache is|available_kv_cache_memory)\s+{available_kv_gib}GiB"),
+        Line(r"reserved for KV Cache is {available_kv_gib}GiB"),
+        Line(r"available_kv_cache_memory\s+{available_kv_gib}GiB"),
         # V1's
         Line(
             r"free_memory={init_free_gib}GiB, total_memory={gpu_total_gib}GiB"
@@ -66,7 +69,7 @@ VLLM = Dialect(
         ),
         # capacity
         Line(r"# \w+ blocks: {num_gpu_blocks}, # CPU blocks"),
-        Line(r"\w+ KV cache size: {kv_tokens} tokens"),
+        Line(r" KV cache size: {kv_tokens} tokens"),
         Line(r"Maximum concurrency for {max_model_len} tokens per request: {max_concurrency}x"),
         # graphs
         Line(r"Estimated CUDA graph memory: {cudagraph_estimated_gib} GiB"),

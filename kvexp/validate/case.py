@@ -179,6 +179,8 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
         values[name] = value
     for name, kinds in _KINDS.items():
         values[name] = _value(record, name, kinds)
+    if values["gpu_total_gib"] == 0:
+        raise UnreadableRecord("gpu_total_gib must be more than 0, got 0")
     extra = _mapping(record, "extra")
     for name in _FREE:
         values[name] = _value(extra, name, (int, float), inside="extra.")

@@ -83,7 +83,9 @@ def _with_rounding(inputs: Inputs, request: Callable[[Inputs], Request]) -> Pred
     if asked.engine == "vllm" or not stated or not best.answered:
         return best
     ends = [
-        replace(inputs, **{name: size + sign * half_digit(size) for name, size in stated.items()})
+        replace(
+            inputs, **{n: max(0.0, size + sign * half_digit(size)) for n, size in stated.items()}
+        )
         for sign in (-1, 1)
     ]
     return _spanned(best, [best, *(_answer(request(each)) for each in ends)])
@@ -259,7 +261,15 @@ def _without_model(inputs: Inputs, card: Card | None) -> Prediction:
     reason = f"model {inputs.model!r} is in no catalogue" if inputs.model else "no model is named"
     if card is None or inputs.free_gib is None or inputs.gpu_memory_utilization is None:
         return Prediction.unanswered(reason)
-    request = request_of(inputs, _known(), card, _ANY_MODEL)
+    checked = Inputs(
+        id=inputs.id,
+        engine=inputs.engine,
+        engine_version=inputs.engine_version,
+        gpu_memory_utilization=inputs.gpu_memory_utilization,
+        free_gib=inputs.free_gib,
+        init_free_gib=inputs.init_free_gib,
+    )
+    request = request_of(checked, _known(), card, _ANY_MODEL)
     engine = request.run.engine
     refusal = engine.refuse_start(engine.resolve(request.run, request.engine))
     if refusal is None:

@@ -103,6 +103,7 @@ def test_a_record_without_outputs_is_a_case():
         ({"max_model_len": "8k"}, "max_model_len must be int or null, got '8k'"),
         ({"tp": True}, "tp must be int or null, got True"),
         ({"tp": 1.5}, "tp must be int or null, got 1.5"),
+        ({"gpu_total_gib": 0}, "gpu_total_gib must be more than 0, got 0"),
         ({"gpu_total_gib": -1}, "gpu_total_gib must not be negative, got -1"),
         ({"explicit": "model"}, "explicit must be a list of keys, got 'model'"),
         ({"outputs": [1]}, "outputs must be an object or null, got [1]"),
