@@ -99,6 +99,7 @@ VLLM = Dialect(
             outcome="max_len_too_large",
         ),
         Line(r"No available memory for the cache blocks", outcome="no_cache_blocks"),
+        Line(r"has a total capaci?ty of {gpu_total_gib} GiB"),
         Line(r"CUDA out of memory|OutOfMemoryError", outcome="oom"),
     ),
     arguments={

@@ -373,7 +373,10 @@ CASES = {
     ),
     "vllm_busy_named_card": (BUSY_NAMED, {"free_gib": 19.77, "gpu_total_gib": 22.05}),
     "vllm_no_blocks": (NO_BLOCKS, {"cudagraph_estimated_gib": 118.65, "error": "no_cache_blocks"}),
-    "vllm_out_of_memory": (OUT_OF_MEMORY, {"kv_tokens": 67856, "error": "oom"}),
+    "vllm_out_of_memory": (
+        OUT_OF_MEMORY,
+        {"kv_tokens": 67856, "gpu_total_gib": 79.19, "error": "oom"},
+    ),
     "sglang": (
         SGLANG,
         {
