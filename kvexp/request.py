@@ -132,7 +132,7 @@ class Encoder:
     """A vision encoder as an engine's profile runs it, on images of the largest size.
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
-    becomes `tokens_per_item` positions of the decoder.
+    becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
     """
 
     tokens_per_item: int = MISSING
@@ -140,6 +140,11 @@ class Encoder:
     patch_size: int = MISSING
     hidden_size: int = MISSING
     intermediate_size: int = MISSING
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_item", "patches_per_item", "patch_size", "hidden_size"):
+            _at_least_one(f"model.encoder.{name}", getattr(self, name))
 
 
 @dataclass

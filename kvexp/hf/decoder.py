@@ -5,6 +5,7 @@ from typing import Any
 
 from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
+from kvexp.hf import images
 from kvexp.hf import layers as kinds
 from kvexp.hf.attention import attention_facts
 from kvexp.hf.defaults import TIED, completed
@@ -200,6 +201,7 @@ def decoder_facts(
         facts["moe"].format = "mxfp4"
         section.assume("the experts are stored as mxfp4 (quantization_config)")
     facts["tower_parameters"] = tower_parameters(section, hidden)
+    facts["encoder"] = images.encoder(section)
     return facts
 
 

@@ -60,9 +60,8 @@ _V0 = VersionRules(
 _V1 = replace(
     _V0, first=(0, 8), seqs_by_memory=True, charges_whole_device=True, log_shape="two_lines"
 )
-_0_9 = replace(_V1, first=(0, 9), charges_whole_device=False)
-_0_11 = replace(_0_9, first=(0, 11), checks_free_memory=True)
-_0_12 = replace(_0_11, first=(0, 12), keeps_experts_workspace=True)
+_0_9 = replace(_V1, first=(0, 9), charges_whole_device=False, checks_free_memory=True)
+_0_12 = replace(_0_9, first=(0, 12), keeps_experts_workspace=True)
 _0_17 = replace(_0_12, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
 _0_18 = replace(_0_17, first=(0, 18), requested_is_whole=True)
 _0_21 = replace(
@@ -78,7 +77,7 @@ _0_27 = replace(
     very_large_server_tokens=16384,
     v2_profiles_images=True,
 )
-COLUMNS = (_V0, _V1, _0_9, _0_11, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
+COLUMNS = (_V0, _V1, _0_9, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 

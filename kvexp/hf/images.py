@@ -1,0 +1,78 @@
+"""The largest image that a vision encoder takes, for engines that profile themselves with images.
+
+What decides it stands in config.json for encoders of fixed images, and in the model's processor
+for those that take any size; of the latter the processors' published limits are used, and noted.
+"""
+
+from kvexp.hf.section import Section
+from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS
+from kvexp.request import Encoder
+
+CHANNELS = 3
+QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
+QWEN_MERGE, QWEN_FRAMES = 2, 2
+_SIZES = (1024, 24, 4096, 14)
+_WHY = "of its encoder's class, for images"
+LLAMA4_TILES = 17  # sixteen tiles and the whole image
+
+
+def encoder(config: Section) -> Encoder | None:
+    """The encoder's largest image; None where there is none, or its size is not known."""
+    around = config.around()
+    kind = around.text("model_type") or ""
+    tower = around.inner(*VISION_KEYS)
+    if tower is None:
+        return None
+    if kind not in _RULES:
+        around.assume(f"model_type {kind or 'is not given'}: no rule for the size of images")
+        return None
+    own = tower.text("model_type") or kind
+    width, _, mlp, patch = DEFAULTS.get(own, _SIZES)
+    width = tower.assumed("embed_dim", "hidden_size", default=width or 1024, why=_WHY)
+    mlp = tower.assumed("intermediate_size", default=mlp or 4 * width, why=_WHY)
+    patch = tower.assumed("patch_size", "spatial_patch_size", default=patch or 14, why=_WHY)
+    tokens, patches, frames = _RULES[kind](around, tower, patch)
+    return Encoder(
+        tokens_per_item=tokens,
+        patches_per_item=patches,
+        patch_size=CHANNELS * frames * patch * patch,
+        hidden_size=width,
+        intermediate_size=mlp,
+        gated=own in GATED,
+    )
+
+
+def _gemma3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    side = tower.assumed("image_size", default=896, why=_WHY) // patch
+    return around.assumed("mm_tokens_per_image", default=256, why=_WHY), side * side, 1
+
+
+def _mistral3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    side = tower.assumed("image_size", default=1540, why=_WHY) // patch
+    merged = side // around.assumed("spatial_merge_size", default=2, why=_WHY)
+    return merged * merged, side * side, 1
+
+
+def _llama4(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    side = tower.assumed("image_size", default=336, why=_WHY) // patch
+    ratio = tower.number("pixel_shuffle_ratio")
+    if ratio is None:
+        ratio = 0.5
+        tower.assume("pixel_shuffle_ratio is not given: 0.5 for images")
+    around.assume(f"vision_config: images of {LLAMA4_TILES} tiles, as the processor allows")
+    return LLAMA4_TILES * int(side * side * ratio * ratio), LLAMA4_TILES * side * side, 1
+
+
+def _qwen(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    patches = QWEN_PIXELS // (patch * patch)
+    around.assume(f"vision_config: images of {QWEN_PIXELS:,} pixels, as the processor allows")
+    return patches // (QWEN_MERGE * QWEN_MERGE), patches, QWEN_FRAMES
+
+
+_RULES = {
+    "gemma3": _gemma3,
+    "mistral3": _mistral3,
+    "llama4": _llama4,
+    "qwen2_vl": _qwen,
+    "qwen2_5_vl": _qwen,
+}
