@@ -82,10 +82,30 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         ruled = engine.plan(deployment, [quota.available_bytes for quota in quotas])
         plan = bench.plan(deployment, ruled)
         result = progress.found = summary(engine, deployment, profiles, quotas, plan)
+        if too_large := _too_large(deployment, profiles):
+            stage, reason = too_large
+            result = replace(result, status=Status.oom, stage=stage, reason=reason, refusal=None)
+            return progress.keep(result)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
         result = progress.keep(_with_holding(result, engine, deployment))
     return _bounded(result, engine, deployment, profiles)
+
+
+def _too_large(deployment: Deployment, profiles: Sequence[Profile]) -> tuple[Stage, str] | None:
+    """Where memory runs out before there is a budget: the weights, or the forward on top of them."""
+    free = deployment.free_bytes
+    for rank, profile in enumerate(profiles):
+        weights = profile.weights_bytes - profile.weights.below_bytes
+        forward = weights + profile.activation_bytes - profile.activation.below_bytes
+        for stage, name, size in (
+            (Stage.load, "weights", weights),
+            (Stage.warmup, "weights and the largest forward", forward),
+        ):
+            if size > free:
+                taken = f"{name} take {gib(size)} of {gib(free)} that are free"
+                return stage, f"out of memory: {taken} on rank {rank}"
+    return None
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ def test_every_card_answers():
     results = kvexp.sweep(["model=qwen3_0_6b", "max_model_len=2048", f"gpu={','.join(names)}"])
 
     for name, result in zip(names, results, strict=True):
-        assert result.status in (Status.ok, Status.infeasible), (name, result.reason)
+        assert result.status in (Status.ok, Status.infeasible, Status.oom), (name, result.reason)
     assert sum(result.ok for result in results) > 25
 
 
