@@ -66,10 +66,10 @@ def module_paths(names: Mapping[Any, str], tracker: Tracker) -> Iterator[None]:
     """The tracker knows which module runs, by these names."""
     tracker.names = {id(module): name for module, name in names.items()}
     original: Callable[..., Any] = torch.nn.Module.__call__
-    modules = tracker.modules
+    enter, modules = tracker.enter, tracker.modules
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        modules.append(module)
+        enter(module)
         try:
             return original(module, *args, **kwargs)
         finally:

@@ -22,16 +22,21 @@ class Subject:
     make_config: Callable[[], Any]
 
 
-def traces_of(subject: Subject, case: Case, device: Device) -> list[Trace]:
+def traces_of(
+    subject: Subject, case: Case, device: Device, *, repeat_layers: bool = False
+) -> list[Trace]:
     """The trace of a forward; two where the card's choice of attention is in doubt.
 
+    `repeat_layers`: of equal layers only a few are run; see `kvexp.simulate.repeating`.
+
     Raises:
+        InvalidValue: layers cannot be repeated; the message says why.
         Untraceable: it cannot be traced; the message says why.
     """
-    first = _kept(subject, case, device, prefer=0)
+    first = _kept(subject, case, device, 0, repeat_layers)
     if not first.doubts or not first.backends:
         return [first]
-    return [first, _kept(subject, case, device, prefer=1)]
+    return [first, _kept(subject, case, device, 1, repeat_layers)]
 
 
 def simulate(
@@ -49,22 +54,22 @@ def simulate(
     return forecast(traces, case.input_bytes, device, settings, limits)
 
 
-def _kept(subject: Subject, case: Case, device: Device, *, prefer: int) -> Trace:
-    name = store.key(
-        {
-            "model": dict(subject.facts),
-            "case": asdict(case),
-            "device": device.as_dict(),
-            "prefer": prefer,
-        }
-    )
-    return store.cached(name, partial(_trace, subject, case, device, prefer))
+def _kept(subject: Subject, case: Case, device: Device, prefer: int, repeat_layers: bool) -> Trace:
+    facts = {
+        "model": dict(subject.facts),
+        "case": asdict(case),
+        "device": device.as_dict(),
+        "prefer": prefer,
+        "repeat_layers": repeat_layers,
+    }
+    make = partial(_trace, subject, case, device, prefer, repeat_layers)
+    return store.cached(store.key(facts), make)
 
 
-def _trace(subject: Subject, case: Case, device: Device, prefer: int) -> Trace:
+def _trace(subject: Subject, case: Case, device: Device, prefer: int, repeat_layers: bool) -> Trace:
     try:
         from kvexp.simulate.tracing import trace  # noqa: PLC0415
     except ImportError as error:
         raise Untraceable(f"{error}: pip install 'kvexp[torch]'") from None
 
-    return trace(subject.make_config(), case, device, prefer=prefer)
+    return trace(subject.make_config(), case, device, prefer=prefer, repeat_layers=repeat_layers)

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kvexp.simulate import building, fake_cuda
+from kvexp.simulate import building, fake_cuda, repeating
 from kvexp.simulate.attention import StandIn
 from kvexp.simulate.case import Case
 from kvexp.simulate.device import Device
@@ -18,12 +18,16 @@ from kvexp.simulate.trace import Trace
 from kvexp.simulate.tracker import Tracker
 
 
-def trace(config: Any, case: Case, device: Device, *, prefer: int = 0) -> Trace:
+def trace(
+    config: Any, case: Case, device: Device, *, prefer: int = 0, repeat_layers: bool = False
+) -> Trace:
     """The allocations of one forward of the model that a transformers config describes.
 
     `prefer`: which of the attention backends that could run is taken, by the card's order.
+    `repeat_layers`: of equal layers only a few are run; see `kvexp.simulate.repeating`.
 
     Raises:
+        InvalidValue: layers cannot be repeated; the message says why.
         Untraceable: the model cannot be built or traced; the message says why.
     """
     fake_cuda.ensure_device_guard()
@@ -34,6 +38,9 @@ def trace(config: Any, case: Case, device: Device, *, prefer: int = 0) -> Trace:
     found.load, found.weights_bytes = building.load_events(names, device.construction_residue)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     tracker = Tracker(found, device, attention, mode)
+    plan = repeating.plan(names) if repeat_layers else None
+    if plan is not None:
+        tracker.watch(plan.skip(names))
     for tensor in building.move(names, mode):
         tracker.adopt(tensor)
     collecting = gc.isenabled()
@@ -58,7 +65,7 @@ def trace(config: Any, case: Case, device: Device, *, prefer: int = 0) -> Trace:
     found.backends = dict(attention.counts)
     if attention.has_choice and not device.measured:
         found.doubts.append(f"the attention backend on {device.name} was not measured")
-    return found
+    return found if plan is None else repeating.expand(found, tracker.marks, plan)
 
 
 def _forward(model: Any, case: Case, tracker: Tracker) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvexp.simulate.attention import StandIn
 from kvexp.simulate.blocks import short_path
 from kvexp.simulate.device import Device
 from kvexp.simulate.errors import Untraceable
+from kvexp.simulate.repeating import Mark
 from kvexp.simulate.shadows import Known, Shadows, tensors_in
 from kvexp.simulate.shortcuts import FRESH, IN_PLACE, VIEWS, Shortcuts
 from kvexp.simulate.trace import Cause, Trace
@@ -40,9 +42,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not read by 
         self.shadows = Shadows()
         self.modules: list[Any] = []
         self.names: dict[int, str] = {}
+        self.marks: list[Mark] = []
+        self._layers: dict[int, int] = {}
         self._live: dict[int, Any] = {}
         self._count = 0
-        self._causes: dict[tuple[str, int, str, int], int] = {}
+        self._causes: dict[tuple[str, int, str, str], int] = {}
         self._workspaces: set[str] = set()
         self._known: dict[Any, tuple[str, int, bool]] = {}
         self._on = True
@@ -51,6 +55,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not read by 
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled here; to guard against it costs more than most operators do."""
         return False
+
+    def watch(self, layers: Mapping[int, int]) -> None:
+        """Mark where these modules begin; their numbers by identity."""
+        self._layers = dict(layers)
+
+    def enter(self, module: Any) -> None:
+        """A module begins."""
+        self.modules.append(module)
+        layer = self._layers.get(id(module))
+        if layer is not None:
+            trace = self.trace
+            counts = dict(self.attention.counts)
+            self.marks.append(
+                Mark(layer, len(trace.events), self._count, trace.num_operators, counts)
+            )
 
     def adopt(self, tensor: Any) -> None:
         """A tensor that exists before the forward; it is never freed."""
@@ -224,7 +243,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not read by 
             frame = frame.f_back
         line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
         module = self._module()
-        key = (operator, line[1], line[0], id(self.modules[-1]) if self.modules else 0)
+        key = (operator, line[1], line[0], module)
         number = self._causes.get(key)
         if number is None:
             number = self._causes[key] = len(self.trace.cause_table)

@@ -29,6 +29,7 @@ class Simulated(ForwardOptions, Profiler):
     `allocator_conf`: what PYTORCH_ALLOC_CONF would hold. `memory_limit`: the process's cap on
     torch's memory in bytes. `config_path`: a config.json to trace instead of the model's facts.
     `device`: a card's profile, as `python -m kvexp.calibrate` writes it, in place of the packaged.
+    `repeat_layers`: of equal layers a few are run and repeated; refused where layers differ.
     `timeline`, `snapshot`: files to write, a picture and what PyTorch's memory viewer opens.
 
     Known limitations:
@@ -45,6 +46,7 @@ class Simulated(ForwardOptions, Profiler):
     memory_limit: Any = None
     config_path: str | None = None
     device: str | None = None
+    repeat_layers: bool = False
     timeline: str | None = None
     snapshot: str | None = None
 
@@ -73,6 +75,7 @@ class Simulated(ForwardOptions, Profiler):
             allowed_bytes=None if limit is None else parse_bytes_of("profiler.memory_limit", limit),
             config_path=self.config_path,
             device=None if self.device is None else simulate.read_device(self.device),
+            repeat_layers=self.repeat_layers,
             timeline=self.timeline,
             snapshot=self.snapshot,
         )

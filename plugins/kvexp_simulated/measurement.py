@@ -45,7 +45,9 @@ class Simulation(Measurement):
             gpu = self.deployment.gpu
             self._device = self.request.device or simulate.find(gpu.name, gpu.compute_capability)
             subject = self.request.subject(self.deployment)
-            self._traces = simulate.traces_of(subject, self.case, self._device)
+            self._traces = simulate.traces_of(
+                subject, self.case, self._device, repeat_layers=self.request.repeat_layers
+            )
         except simulate.Untraceable as error:
             self._refusal = f"{self.deployment.model.model_type}: {error}"
 
@@ -118,6 +120,7 @@ class Simulation(Measurement):
                 "versions": device.versions,
             },
             "attention": dict(self._traces[0].backends),
+            "repeat_layers": self.request.repeat_layers,
             "operators": self._traces[0].num_operators,
             "driver": {
                 "context_bytes": device.context,

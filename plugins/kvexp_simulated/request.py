@@ -26,6 +26,7 @@ class Request:
     allowed_bytes: int | None
     config_path: str | None
     device: simulate.Device | None
+    repeat_layers: bool
     timeline: str | None
     snapshot: str | None
 
