@@ -93,7 +93,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
 
 
 def _too_large(deployment: Deployment, profiles: Sequence[Profile]) -> tuple[Stage, str] | None:
-    """Where memory runs out before there is a budget: the weights, or the forward on top of them."""
+    """Where memory runs out before there is a budget: the weights, or the forward on top."""
     free = deployment.free_bytes
     for rank, profile in enumerate(profiles):
         weights = profile.weights_bytes - profile.weights.below_bytes

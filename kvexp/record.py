@@ -59,6 +59,7 @@ _SIMULATED_SIZES = (
     "allocated_peak_bytes",
     "reserved_peak_low_bytes",
     "reserved_peak_high_bytes",
+    "missing_activation_bytes",
 )
 _claims: dict[Path, int] = {}
 

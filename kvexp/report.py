@@ -473,10 +473,16 @@ def _size(budget: Budget | None, name: str) -> int:
 
 
 def _missing(result: Result) -> int:
-    """Bytes above the request: the budget's shortfall, or what a refused request lacks."""
+    """Bytes above the request: the budget's shortfall, or what a request or a warm-up lacks."""
     parts = result.budget.parts if result.budget else ()
     shortfall = -sum(part.size_bytes for part in parts if part.name == "shortfall")
-    return shortfall or max(0, result.refusal.gap_bytes if result.refusal else 0)
+    gap = result.refusal.gap_bytes if result.refusal else 0
+    return shortfall or max(0, gap, _mistaken(result))
+
+
+def _mistaken(result: Result) -> int:
+    """Bytes that a wrong warm-up reserves too little (negative: too much)."""
+    return (result.profile.missing_activation_bytes or 0) if result.profile else 0
 
 
 def _draw_part(axes: "Axes", name: str, bars: _Bars) -> None:
@@ -546,7 +552,7 @@ def _label(axes: "Axes", shown: _Rows, num_rows: int) -> None:
 
 
 def _label_column(axes: "Axes", place: int, result: Result, size: int, *, level: bool) -> None:
-    """Write the block count, or how the point ended, above its column."""
+    """Write the block count, or how the point ended, above its column; inside, what is wrong."""
     axes.annotate(
         _count(result.num_blocks) if result.ok else str(result.status),
         (place, _top(result) / GIB),
@@ -558,6 +564,25 @@ def _label_column(axes: "Axes", place: int, result: Result, size: int, *, level:
         rotation=0 if level else 90,
         color="black" if result.ok else "#c00000",
     )
+    if result.budget is not None and (flag := _flag(result)):
+        axes.annotate(
+            flag,
+            (place, result.budget.requested_bytes / 2 / GIB),
+            ha="center",
+            va="center",
+            fontsize=size,
+            rotation=90,
+            color="white",
+            weight="bold",
+        )
+
+
+def _flag(result: Result) -> str:
+    """What a wrong warm-up leads to."""
+    mistaken = _mistaken(result)
+    if not mistaken:
+        return ""
+    return f"{gib(abs(mistaken))} {'missing' if mistaken > 0 else 'reserved too much'}"
 
 
 def _top(result: Result) -> int:

@@ -82,7 +82,9 @@ class Profile:
     the baseline, for nano-vLLM everything in use there, the CUDA context included.
     `differences` are what the engine's own model code takes more (or, negative, less) than the
     model whose weights and forward the other parts describe. The fields from
-    `warm_activation_bytes` on are known where torch's allocator was simulated.
+    `warm_activation_bytes` on are known where torch's allocator was simulated;
+    `missing_activation_bytes` is what a wrong warm-up reserves too little for the largest forward
+    (negative: too much), None for the right one.
     """
 
     weights: Part
@@ -94,6 +96,7 @@ class Profile:
     allocated_peak_bytes: int | None = None
     reserved_peak_low_bytes: int | None = None
     reserved_peak_high_bytes: int | None = None
+    missing_activation_bytes: int | None = None
 
     @property
     def weights_bytes(self) -> int:

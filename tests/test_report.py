@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -182,6 +183,22 @@ def test_a_picture_is_drawn(tmp_path, rows):
     path = report.memory_picture(rows, tmp_path / "memory.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert [each.name for each in tmp_path.iterdir()] == ["memory.png"]
+
+
+def test_what_a_wrong_warm_up_lacks_stands_above_the_request():
+    right = result()
+    wrong, wasted = (
+        replace(right, profile=replace(right.profile, missing_activation_bytes=size))
+        for size in (3 * GIB, -3 * GIB)
+    )
+    stack = report._stack([("right", right), ("wrong", wrong), ("wasted", wasted)])
+
+    assert stack["shortfall"] == [(1, right.budget.requested_bytes / GIB, 3.0)]
+    assert [report._flag(each) for each in (right, wrong, wasted)] == [
+        "",
+        "3.00 GiB missing",
+        "3.00 GiB reserved too much",
+    ]
 
 
 def test_the_stack_of_a_column():

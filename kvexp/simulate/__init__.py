@@ -11,7 +11,7 @@ from kvexp.simulate.case import Case
 from kvexp.simulate.configs import make_config, read_facts
 from kvexp.simulate.device import Device, find, read_device
 from kvexp.simulate.errors import Untraceable
-from kvexp.simulate.forecast import Confidence, Forecast, Limits
+from kvexp.simulate.forecast import Confidence, Forecast, Limits, check_fits
 from kvexp.simulate.pictures import draw_timeline
 from kvexp.simulate.settings import AllocatorSettings, parse_settings
 from kvexp.simulate.simulation import Subject, simulate, traces_of
@@ -33,6 +33,7 @@ __all__ = [
     "Trace",
     "Untraceable",
     "blocks_in_snapshot",
+    "check_fits",
     "differences",
     "draw_timeline",
     "find",

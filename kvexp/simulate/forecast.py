@@ -95,13 +95,20 @@ def forecast(
     device: Device,
     settings: AllocatorSettings,
     limits: Limits,
+    *,
+    state_dict: bool = False,
 ) -> Forecast:
     """The figures of a trace; further traces are other readings of what is in doubt.
+
+    `state_dict`: see `Process.load`.
 
     Raises:
         OutOfMemory: loading or the forward does not fit; the message names the operator.
     """
-    readings = [_run(trace, input_bytes, device, settings, limits) for trace in traces]
+    readings = [
+        _run(trace, input_bytes, device, settings, limits, state_dict=state_dict)
+        for trace in traces
+    ]
     trace, run = max(
         zip(traces, readings, strict=True), key=lambda each: each[1].first.allocated_bytes
     )
@@ -130,6 +137,27 @@ def forecast(
     )
 
 
+def check_fits(
+    trace: Trace,
+    input_bytes: int,
+    device: Device,
+    settings: AllocatorSettings,
+    limits: Limits,
+    cache_bytes: int,
+) -> None:
+    """Do nothing where a first forward runs with the KV cache in place.
+
+    Raises:
+        OutOfMemory: cache or forward do not fit; the message names the operator.
+    """
+    allocator = _allocator(settings, limits, POLICIES[device.addresses])
+    process = Process(allocator, trace, device)
+    with _naming_cause(trace):
+        process.load()
+        process.hold(cache_bytes)
+        process.forward(input_bytes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
     weights_bytes: int
@@ -148,11 +176,12 @@ def _run(
     limits: Limits,
     *,
     with_optional: bool = True,
+    state_dict: bool = False,
 ) -> _Run:
     allocator = _allocator(settings, limits, POLICIES[device.addresses])
     process = Process(allocator, trace, device, with_optional=with_optional)
     with _naming_cause(trace):
-        load_peak = process.load()
+        load_peak = process.load(state_dict=state_dict)
         weights, reserved = allocator.allocated_bytes, allocator.reserved_bytes
         first = process.forward(input_bytes)
         warm = process.forward(input_bytes)

@@ -32,8 +32,11 @@ class Process:
     with_optional: bool = True
     workspaces: dict[str, int] = field(default_factory=dict)
 
-    def load(self) -> int:
-        """Construct the model and give back what is cached; the allocated peak."""
+    def load(self, *, state_dict: bool = False) -> int:
+        """Construct the model and give back what is cached; the allocated peak.
+
+        `state_dict`: a checkpoint's tensors lie beside the model until they are copied.
+        """
         blocks: list[Block] = []
         allocator = self.allocator
         for event in self.trace.load:
@@ -41,9 +44,21 @@ class Process:
                 blocks.append(allocator.allocate(event))
             else:
                 allocator.free(blocks[-event - 1])
+        if state_dict:
+            beside = [allocator.allocate(event) for event in self.trace.load if event >= 0]
+            for block in beside:
+                allocator.free(block)
         peak = allocator.peak_allocated_bytes
         allocator.empty_cache()
         return peak
+
+    def hold(self, cache_bytes: int) -> None:
+        """Allocate the KV cache, which stays.
+
+        Raises:
+            OutOfMemory: it does not fit.
+        """
+        self.allocator.allocate(cache_bytes)
 
     def start_libraries(self) -> None:
         """Take the workspaces now, as an earlier and smaller forward would have done."""

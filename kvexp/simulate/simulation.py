@@ -45,13 +45,17 @@ def simulate(
     device: Device,
     settings: AllocatorSettings,
     limits: Limits,
+    *,
+    state_dict: bool = False,
 ) -> Forecast:
     """Replay traces of `traces_of` under these settings and limits.
+
+    `state_dict`: while loading, a checkpoint's tensors lie on the card beside the model.
 
     Raises:
         OutOfMemory: it does not fit; the message names the operator and its source line.
     """
-    return forecast(traces, case.input_bytes, device, settings, limits)
+    return forecast(traces, case.input_bytes, device, settings, limits, state_dict=state_dict)
 
 
 def _kept(subject: Subject, case: Case, device: Device, prefer: int, repeat_layers: bool) -> Trace:

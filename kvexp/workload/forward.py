@@ -119,7 +119,7 @@ class ForwardOptions:
         """Whether the forward is the one that an engine's rule for its own forward is about."""
         forward = self.forward(deployment)
         return (
-            self.warmup == "worst_case"
+            self.warmup in ("worst_case", "no_reset")
             and forward.shape == WarmupShape.of(deployment)
             and (self.logits, self.sampler, self.use_cache) == ("last", "none", False)
             and self.attn != "eager"

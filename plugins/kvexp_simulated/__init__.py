@@ -8,6 +8,7 @@ from kvexp.contract import (
     Deployment,
     Engine,
     ForwardOptions,
+    InvalidValue,
     Measurement,
     Profiler,
     ProfilerUnavailable,
@@ -15,7 +16,7 @@ from kvexp.contract import (
     simulate,
 )
 from kvexp_simulated.measurement import Simulation
-from kvexp_simulated.request import Request
+from kvexp_simulated.request import LOADINGS, Request
 
 __all__ = ["Simulated", "Simulation"]
 
@@ -26,6 +27,7 @@ class Simulated(ForwardOptions, Profiler):
 
     The options of the forward are those of `ForwardOptions`. `mask`: an attention mask of ones is
     passed. `cudnn`: cuDNN's attention is enabled, as is torch's default.
+    `loading`: in_place, or state_dict, when a checkpoint lies beside the model for a while.
     `allocator_conf`: what PYTORCH_ALLOC_CONF would hold. `memory_limit`: the process's cap on
     torch's memory in bytes. `config_path`: a config.json to trace instead of the model's facts.
     `device`: a card's profile, as `python -m kvexp.calibrate` writes it, in place of the packaged.
@@ -42,6 +44,7 @@ class Simulated(ForwardOptions, Profiler):
 
     mask: bool = False
     cudnn: bool = True
+    loading: str = "in_place"
     allocator_conf: str | None = None
     memory_limit: Any = None
     config_path: str | None = None
@@ -66,11 +69,16 @@ class Simulated(ForwardOptions, Profiler):
         Raises:
             InvalidValue: an option's value is not allowed.
         """
+        if self.loading not in LOADINGS:
+            raise InvalidValue(
+                f"profiler.loading must be one of {', '.join(LOADINGS)}, got {self.loading!r}"
+            )
         limit = self.memory_limit
         request = Request(
             options=self,
             mask=self.mask,
             cudnn=self.cudnn,
+            loading=self.loading,
             settings=simulate.parse_settings(self.allocator_conf),
             allowed_bytes=None if limit is None else parse_bytes_of("profiler.memory_limit", limit),
             config_path=self.config_path,

@@ -16,6 +16,7 @@ from kvexp.contract import (
     Profile,
     Provenance,
     RankShape,
+    gib,
     simulate,
 )
 from kvexp_simulated.request import Request
@@ -31,6 +32,9 @@ class Simulation(Measurement):
         self.case = request.case(deployment)
         self._device: simulate.Device | None = None
         self._traces: list[simulate.Trace] = []
+        self._worst_case = request.forward(deployment).worst
+        self._worst_traces: list[simulate.Trace] = []
+        self._cache_bytes = 0
         self._refusal: str | None = None
         self._readings: dict[str, Any] = {}
 
@@ -44,10 +48,8 @@ class Simulation(Measurement):
             self._check()
             gpu = self.deployment.gpu
             self._device = self.request.device or simulate.find(gpu.name, gpu.compute_capability)
-            subject = self.request.subject(self.deployment)
-            self._traces = simulate.traces_of(
-                subject, self.case, self._device, repeat_layers=self.request.repeat_layers
-            )
+            self._traces = self._trace(self.case, self._device)
+            self._worst_traces = self._trace(self._worst_case, self._device)
         except simulate.Untraceable as error:
             self._refusal = f"{self.deployment.model.model_type}: {error}"
 
@@ -61,15 +63,31 @@ class Simulation(Measurement):
         if self._refusal is not None or self._device is None:
             self._readings = {"simulation": {"refused": self._refusal}}
             return tuple(self._by_rules(shape) for shape in shapes)
-        forecast = simulate.simulate(
-            self._traces, self.case, self._device, self.request.settings, self._limits()
-        )
+        forecast = self._replay(self._traces, self.case, self._device)
         self._readings = self._described(forecast, self._device)
         self._draw(forecast)
-        return (self._profile(forecast, shapes[0]),)
+        return (self._profile(forecast, self._device, shapes[0]),)
 
     def allocate(self, plan: CachePlan) -> int | None:
-        """Nothing is allocated."""
+        """Nothing is allocated; `verify` is told how much would be."""
+        self._cache_bytes = plan.num_blocks_per_rank[0] * plan.block_bytes_per_rank[0]
+        return None
+
+    def verify(self) -> bool | None:
+        """After a wrong warm-up: what the first full forward meets; nothing real is verified.
+
+        Raises:
+            OutOfMemory: the forward does not fit on top of the cache.
+        """
+        if self.request.options.warmup != "worst_case" and self._worst_traces and self._device:
+            simulate.check_fits(
+                self._worst_traces[0],
+                self._worst_case.input_bytes,
+                self._device,
+                self.request.settings,
+                self._limits(),
+                self._cache_bytes,
+            )
         return None
 
     def notes(self) -> tuple[str, ...]:
@@ -80,6 +98,23 @@ class Simulation(Measurement):
     def readings(self) -> Mapping[str, Any]:
         """Every figure of the simulation, or why there is none."""
         return self._readings
+
+    def _trace(self, case: simulate.Case, device: simulate.Device) -> list[simulate.Trace]:
+        subject = self.request.subject(self.deployment)
+        repeat = self.request.repeat_layers
+        return simulate.traces_of(subject, case, device, repeat_layers=repeat)
+
+    def _replay(
+        self, traces: list[simulate.Trace], case: simulate.Case, device: simulate.Device
+    ) -> simulate.Forecast:
+        return simulate.simulate(
+            traces,
+            case,
+            device,
+            self.request.settings,
+            self._limits(),
+            state_dict=self.request.loading == "state_dict",
+        )
 
     def _draw(self, forecast: simulate.Forecast) -> None:
         """Write the files that were asked for."""
@@ -130,8 +165,15 @@ class Simulation(Measurement):
             },
         }
 
-    def _profile(self, forecast: simulate.Forecast, shape: RankShape) -> Profile:
+    def _profile(
+        self, forecast: simulate.Forecast, device: simulate.Device, shape: RankShape
+    ) -> Profile:
         activation, reason = self._activation(forecast)
+        missing = None
+        if self.request.options.warmup != "worst_case":
+            worst = self._replay(self._worst_traces, self._worst_case, device)
+            missing = worst.first.activation_bytes - activation
+            reason = f"{reason}; {_consequence(missing)}"
         part = Part(
             name="activation",
             size_bytes=activation,
@@ -152,6 +194,7 @@ class Simulation(Measurement):
             allocated_peak_bytes=forecast.first.allocated_bytes,
             reserved_peak_low_bytes=forecast.reserved_low_bytes,
             reserved_peak_high_bytes=forecast.reserved_high_bytes,
+            missing_activation_bytes=missing,
         )
         return replace(profile, differences=self._differences(profile, shape))
 
@@ -187,7 +230,8 @@ class Simulation(Measurement):
         weights = self._difference(
             "engine_weights_delta", self.engine.predict_weights, profile.weights_bytes, shape
         )
-        if not self.request.is_engines_own(self.deployment):
+        is_own = self.request.is_engines_own(self.deployment)
+        if not is_own or profile.missing_activation_bytes:
             forward = _part("engine_delta", 0, Provenance.assumed, _NOT_ENGINES_OWN)
         else:
             forward = self._difference(
@@ -228,6 +272,18 @@ class Simulation(Measurement):
         part = predict(self.deployment, shape)
         reason = f"not simulated ({self._refusal}), by the engine's rule: {part.reason}"
         return replace(part, reason=reason)
+
+
+def _consequence(missing_bytes: int) -> str:
+    """What a wrong warm-up leads to."""
+    if missing_bytes > 0:
+        return (
+            f"the largest forward takes {gib(missing_bytes)} more than is reserved:"
+            " out of memory later, unless what util leaves holds it"
+        )
+    if missing_bytes < 0:
+        return f"{gib(-missing_bytes)} more than the forward takes is reserved: too few blocks"
+    return "without harm here: loading takes no more than the forward"
 
 
 _ANOTHER_MODEL = "profiler.config_path is not the point's model: the engine's is taken to be alike"

@@ -14,6 +14,8 @@ from kvexp.contract import (
     transformers_config,
 )
 
+LOADINGS = ("in_place", "state_dict")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -22,6 +24,7 @@ class Request:
     options: ForwardOptions
     mask: bool
     cudnn: bool
+    loading: str
     settings: simulate.AllocatorSettings
     allowed_bytes: int | None
     config_path: str | None

@@ -67,6 +67,50 @@ def test_the_four_wrong_warm_ups_reserve_too_little_or_too_much(run):
     assert "not reset" in loading.profile.activation.reason
 
 
+def test_each_wrong_warm_up_says_what_comes_of_it(run):
+    right = run().profile.activation_bytes
+    for name in ("none", "decode", "short_prompt"):
+        profile = run(f"profiler.warmup={name}").profile
+        assert profile.missing_activation_bytes == right - profile.activation_bytes > 0
+        assert "out of memory later" in profile.activation.reason
+    loading = run("profiler.warmup=no_reset", "profiler.loading=state_dict").profile
+
+    assert run().profile.missing_activation_bytes is None
+    # a checkpoint's tensors, the tied head's among them, lay beside the model
+    assert loading.activation_bytes >= loading.weights_bytes
+    assert loading.missing_activation_bytes == right - loading.activation_bytes < 0
+    assert "too few blocks" in loading.activation.reason
+
+
+def test_without_a_peak_of_loading_a_missing_reset_does_no_harm(run):
+    untied = ("profiler.seq_len=8192", "model.tie_word_embeddings=false")
+    right, wrong = run(*untied), run(*untied, "profiler.warmup=no_reset")
+
+    assert wrong.profile.missing_activation_bytes == 0
+    assert wrong.num_blocks == right.num_blocks
+    assert "without harm" in wrong.profile.activation.reason
+
+
+def test_the_first_full_forward_after_a_wrong_warm_up_runs_out_of_memory(run):
+    # what is left beside the cache holds one small forward, not the largest
+    options = ("max_num_batched_tokens=131072", "max_model_len=32768", "util=0.99")
+    right, wrong = run(*options), run(*options, "profiler.warmup=none")
+
+    assert right.status is Status.ok
+    assert wrong.status is Status.oom
+    assert wrong.num_blocks > right.num_blocks
+    assert "model.layers.0" in wrong.reason
+    assert 0 < wrong.largest_util < 0.99
+
+
+def test_the_warm_ups_are_a_sweep(run):
+    results = kvexp.sweep(["sweep=warmup", *POINT[1:]])
+
+    assert [result.status for result in results] == [Status.ok] * 5
+    blocks = [result.num_blocks for result in results]
+    assert blocks[1] < blocks[0] < blocks[2] <= blocks[3] <= blocks[4]
+
+
 def test_options_choose_the_forward(run):
     result = run(
         *("profiler.batch_size=3", "profiler.seq_len=1000"),
@@ -84,6 +128,7 @@ def test_options_choose_the_forward(run):
     ("override", "reason"),
     [
         ("profiler.warmup=cold", "profiler.warmup must be one of"),
+        ("profiler.loading=twice", "profiler.loading must be one of in_place, state_dict"),
         ("profiler.logits=some", "profiler.logits must be one of"),
         ("profiler.attn=flash", "profiler.attn must be one of"),
         ("profiler.seq_len=0", "profiler.seq_len must be at least 1"),
