@@ -265,28 +265,3 @@ def test_an_operator_without_a_rule_makes_the_figure_a_range(monkeypatch):
     assert found.confidence is simulate.Confidence.bounded
     assert found.first.activation_bytes - found.activation_low_bytes > 900 << 20
     assert "aten.mean.dim" in found.doubts[0]
-
-
-def test_real_forwards_on_the_cpu_free_and_allocate_alike():
-    """The profiler's memory events of a small model against the trace, operator scratch aside."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    (trace,) = traced(LLAMA, dtype="float32", attn="eager")
-    config = simulate.make_config(LLAMA)
-    model = AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    tokens = torch.zeros((1, 512), dtype=torch.int64)
-    with (
-        torch.no_grad(),
-        torch.profiler.profile(profile_memory=True, record_shapes=False) as profile,
-    ):
-        model(input_ids=tokens, use_cache=False, logits_to_keep=1)
-    total = highest = 0
-    for event in profile.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            total += event.nbytes()
-            highest = max(highest, total)
-
-    assert highest == pytest.approx(peak(trace), rel=0.001)
