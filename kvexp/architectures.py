@@ -99,6 +99,7 @@ ARCHITECTURES = {
     "deepseek_v2": Architecture(),
     "deepseek_v3": Architecture(router_bias=True),
     "deepseek_v32": Architecture(router_bias=True),
+    "deepseek_v4": Architecture(rotary=0.125, router_bias=True),
     "kimi_k2": Architecture(router_bias=True),
     "kimi_linear": Architecture(rotary=0.0, router_bias=True),
     "axk1": Architecture(norms=3, router_bias=True),

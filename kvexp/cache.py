@@ -19,8 +19,10 @@ from kvexp.kv.specs import (
     LayerSpec,
     MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
+from kvexp.request import SPARSE, Compressed
 from kvexp.results import KvGroup, Refusal
 from kvexp.units import gib
 
@@ -36,6 +38,12 @@ def rules_for(version: str) -> PlannerRules:
     except ValueError as error:
         raise InvalidValue(str(error)) from None
 
+
+V4_BLOCK_SIZE, V4_WINDOW_BLOCK_SIZE = 256, 64
+"""Tokens of DeepSeek V4's blocks, whatever `--block-size` is."""
+
+V4_ALIGNMENT_BYTES = 576
+"""Pages of DeepSeek V4's caches are multiples of it."""
 
 SLIDING_BLOCK_SIZE = 16
 """A sliding layer ignores `--block-size`: the smallest block of the common backends."""
@@ -74,6 +82,8 @@ def attention_block_size(deployment: Deployment) -> int:
 def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
     """What one layer of a kind caches, by the suffix of its name."""
     specs: dict[str, LayerSpec] = {}
+    if deployment.model.compressed is not None:
+        return _compressed(deployment, deployment.model.compressed, kind)
     if kind in ("full_attention", "hybrid"):
         mla = deployment.model.mla
         if mla is not None and mla.index_head_dim is not None:
@@ -117,6 +127,58 @@ def _full(deployment: Deployment, block_size: int | None = None) -> FullAttentio
         kv_quant_mode=kv_quant_mode(kv_dtype.value),
         cache_dtype_str="fp8_ds_mla" if sparse_fp8 else None,
         indexes_kv_by_block_stride=mla.index_head_dim is None,
+    )
+
+
+def _compressed(deployment: Deployment, known: Compressed, kind: str) -> dict[str, LayerSpec]:
+    """DeepSeek V4: the window, compressed vectors, tokens being compressed, the indexer's keys.
+
+    A compressor holds values and scores in fp32; that of sparse layers overlaps its neighbour.
+    """
+    model = deployment.model
+    assert model.sliding_window is not None
+    own: dict[str, Any] = {
+        "dtype": "uint8",
+        "cache_dtype_str": "fp8_ds_mla",
+        "model_version": "deepseek_v4",
+    }
+    window = _compressor(V4_WINDOW_BLOCK_SIZE, model.head_size, model.sliding_window, **own)
+    specs: dict[str, LayerSpec] = {"": window}
+    ratio = known.ratio(kind)
+    if not ratio:
+        return specs
+    overlap, block_size = (2, 4) if kind == SPARSE else (1, 8)
+    span, width = overlap * ratio, 2 * overlap
+    vectors = MLAAttentionSpec(
+        block_size=V4_BLOCK_SIZE,
+        num_kv_heads=1,
+        head_size=model.head_size,
+        alignment=V4_ALIGNMENT_BYTES,
+        compress_ratio=ratio,
+        **own,
+    )
+    specs[".compressed"] = vectors
+    specs[".compressor"] = _compressor(block_size, width * model.head_size, span)
+    if kind == SPARSE:
+        size = known.index_head_dim
+        specs[".indexer"] = replace(
+            _indexer(deployment, size),
+            block_size=V4_BLOCK_SIZE,
+            alignment=V4_ALIGNMENT_BYTES,
+            compress_ratio=ratio,
+        )
+        specs[".indexer.compressor"] = _compressor(block_size, width * size, span)
+    return specs
+
+
+def _compressor(block_size: int, size: int, window: int, **own: Any) -> SlidingWindowMLASpec:
+    return SlidingWindowMLASpec(
+        block_size=block_size,
+        num_kv_heads=1,
+        head_size=size,
+        sliding_window=window,
+        alignment=V4_ALIGNMENT_BYTES,
+        **{"dtype": "float32", **own},
     )
 
 

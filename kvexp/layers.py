@@ -6,6 +6,7 @@ from kvexp import cache
 from kvexp.deployment import Deployment
 from kvexp.dtypes import KvDtype
 from kvexp.engine import RankShape
+from kvexp.errors import InvalidValue
 from kvexp.kv.specs import MambaSpec
 
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")
@@ -19,8 +20,13 @@ def kv_elements(deployment: Deployment, index: int) -> tuple[int, int]:
     """Elements of K and of V for one token; a latent vector counts as K alone.
 
     KV heads are split over the tensor-parallel ranks and replicated beyond their number.
+
+    Raises:
+        InvalidValue: the caches are compressed.
     """
     model = deployment.model
+    if model.compressed is not None:
+        raise InvalidValue(f"the compressed caches of {model.name} are known for engine=vllm only")
     if model.layer_type(index) in CACHELESS or not model.owns_cache(index):
         return 0, 0
     if model.mla is not None:

@@ -38,6 +38,33 @@ class Mla:
 
 
 @dataclass
+class Compressed:
+    """DeepSeek V4's attention: one vector a token within a window, older tokens compressed.
+
+    Layers of `sliding_attention` have the window alone. `heavily_compressed_attention` also keeps
+    one vector for `heavy_ratio` tokens, `compressed_sparse_attention` one for `sparse_ratio` with
+    the key by which an indexer picks them. `hc_mult` residual streams are mixed in every layer.
+    """
+
+    q_lora_rank: int = MISSING
+    o_lora_rank: int = MISSING
+    o_groups: int = MISSING
+    index_head_dim: int = MISSING
+    index_n_heads: int = MISSING
+    sparse_ratio: int = 4
+    heavy_ratio: int = 128
+    hc_mult: int = 4
+
+    def ratio(self, kind: str) -> int:
+        """Tokens that share a vector in layers of a kind, 0 where only the window is kept."""
+        return {SPARSE: self.sparse_ratio, HEAVY: self.heavy_ratio}.get(kind, 0)
+
+
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+"""Kinds of layers that compress older tokens."""
+
+
+@dataclass
 class Moe:
     """Mixture of experts in the layers from `first_k_dense_replace` on, or in `layers`.
 
@@ -170,6 +197,8 @@ LAYER_TYPES = (
     "sliding_attention",
     "chunked_attention",
     "cross_attention",
+    SPARSE,
+    HEAVY,
     "mamba",
     "linear_attention",
     "conv",
@@ -229,6 +258,7 @@ class Model:
     cross_attention: bool = False
     conv_L_cache: int | None = None  # noqa: N815 (as configs spell it)
     mla: Mla | None = None
+    compressed: Compressed | None = None
     moe: Moe | None = None
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
@@ -342,6 +372,8 @@ class Model:
         needs = {
             "sliding_attention": "sliding_window",
             "chunked_attention": "attention_chunk_size",
+            SPARSE: "compressed",
+            HEAVY: "compressed",
             "mamba": "mamba",
             "linear_attention": "linear",
             "conv": "conv_L_cache",
@@ -354,6 +386,19 @@ class Model:
                 )
             if kind in needs and getattr(self, needs[kind]) is None:
                 raise InvalidValue(f"model.layer_types has {kind}: give model.{needs[kind]}")
+        if self.compressed is not None:
+            self._check_compressed(self.compressed)
+
+    def _check_compressed(self, known: Compressed) -> None:
+        for name, value in vars(known).items():
+            _at_least_one(f"model.compressed.{name}", value)
+        kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
+        if not kinds <= {"sliding_attention", SPARSE, HEAVY} or self.mla is not None:
+            raise InvalidValue(
+                f"model.compressed needs layers of sliding_attention, {SPARSE} or {HEAVY} alone"
+            )
+        if self.sliding_window is None:
+            raise InvalidValue("model.compressed is given: give model.sliding_window")
 
 
 INTERCONNECTS = ("pcie", "nvlink", "multicast")

@@ -10,7 +10,16 @@ from functools import partial
 from kvexp.architectures import Architecture, architecture_of, is_known
 from kvexp.dtypes import DType, Quantization
 from kvexp.formats import Tensor, format_of, linear, stored_as
-from kvexp.request import LinearAttention, Mamba, Mla, Model, Moe, QuantizationConfig
+from kvexp.request import (
+    SPARSE,
+    Compressed,
+    LinearAttention,
+    Mamba,
+    Mla,
+    Model,
+    Moe,
+    QuantizationConfig,
+)
 
 __all__ = [
     "Slice",
@@ -76,6 +85,8 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     if share.last_stage:
         if known.norms or known.qk_norm:
             yield from _norm("norm", model.hidden_size, dtype, known)
+        if model.compressed is not None:
+            yield _streams(model, model.compressed.hc_mult, 1)
         rows = padded_vocab_size(model) // share.tp
         if not model.tie_word_embeddings:
             yield _tensor("lm_head", rows * model.hidden_size, dtype, "embedding")
@@ -110,7 +121,9 @@ def attention(
         yield from make("out_proj", hidden, inner)
     if kind in ("mlp", "mamba", "linear_attention", "conv"):
         return
-    if model.mla is not None:
+    if model.compressed is not None:
+        yield from _compressed_attention(model, model.compressed, share, dtype, make, kind)
+    elif model.mla is not None:
         yield from _latent_attention(model, model.mla, share, dtype, make)
     else:
         yield from _head_attention(model, share, dtype, make, index)
@@ -123,7 +136,12 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
     kind, known = model.layer_type(index), architecture_of(model)
     if kind in ("mamba", "mlp", "linear_attention", "conv"):
         return
-    if model.mla is not None:
+    if model.compressed is not None:
+        compressors = model.head_size if model.compressed.ratio(kind) else 0
+        compressors += model.compressed.index_head_dim if kind == SPARSE else 0
+        size = model.compressed.q_lora_rank + model.head_size + compressors
+        yield _tensor("q_and_kv_norms", size, dtype, "norm")
+    elif model.mla is not None:
         yield _tensor("kv_a_layernorm", model.mla.kv_lora_rank, dtype, "norm")
         if model.mla.q_lora_rank is not None:
             yield _tensor("q_a_layernorm", model.mla.q_lora_rank, dtype, "norm")
@@ -286,6 +304,38 @@ def _latent_attention(
         yield from make("indexer.wq_b", count * size, mla.q_lora_rank or model.hidden_size)
         yield from make("indexer.wk", size, model.hidden_size)
         yield _tensor("indexer.weights_proj", count * model.hidden_size, dtype, "router")
+
+
+def _compressed_attention(
+    model: Model, known: Compressed, share: Slice, dtype: DType, make: _Linear, kind: str
+) -> Iterator[Tensor]:
+    """DeepSeek V4: low-rank queries and outputs are split, one key for all heads is not."""
+    hidden, size = model.hidden_size, model.head_size
+    query = model.num_attention_heads * size // share.tp
+    outputs = known.o_groups * known.o_lora_rank // share.tp
+    yield from make("q_a_kv_proj", known.q_lora_rank + size, hidden)
+    yield from make("q_b_proj", query, known.q_lora_rank)
+    yield from make("o_a_proj", outputs, model.num_attention_heads * size // known.o_groups)
+    yield from make("o_b_proj", hidden, outputs)
+    yield _tensor("sinks", model.num_attention_heads // share.tp, dtype, "bias")
+    ratio, width = known.ratio(kind), 2 if kind == SPARSE else 1
+    if ratio:
+        yield _tensor("compressor", width * size * (2 * hidden + ratio), dtype, "router")
+    if kind == SPARSE:
+        index = known.index_head_dim
+        yield _tensor("indexer.compressor", width * index * (2 * hidden + ratio), dtype, "router")
+        yield from make("indexer.wq_b", known.index_n_heads * index, known.q_lora_rank)
+        yield _tensor("indexer.weights_proj", known.index_n_heads * hidden, dtype, "router")
+    mixes = known.hc_mult * (known.hc_mult + 2)
+    for _ in ("attention", "mlp"):
+        yield _streams(model, mixes, 3)
+
+
+def _streams(model: Model, mixes: int, scales: int) -> Tensor:
+    """What mixes the residual streams, in fp32."""
+    assert model.compressed is not None
+    numel = mixes * (model.compressed.hc_mult * model.hidden_size + 1) + scales
+    return Tensor(name="hyper_connection", numel=numel, itemsize_bytes=4, role="router")
 
 
 def _mamba(

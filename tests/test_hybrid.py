@@ -259,3 +259,35 @@ def test_trap_4_dense_models_subtract_no_graph_memory_in_0_26():
     assert dense.profile.cudagraph_bytes == 0
     assert experts.profile.cudagraph_bytes > 0
     assert eager.profile.cudagraph_bytes == 0
+
+
+def test_deepseek_v4_has_the_groups_of_vllms_own_planner():
+    request = ["model=deepseek_v4_flash", "gpu=b300", "tp=4", "max_model_len=1048576"]
+    result = kvexp.run(request)
+
+    # tests/kv/data/vllm_0_26_cases.jsonl, "138-dsv4-like-43"
+    assert [(g.num_layers, g.block_size, g.page_size_bytes) for g in result.groups] == [
+        (62, 256, 1_002_240),
+        (22, 64, 823_680),
+        (21, 64, 786_240),
+        (42, 4, 967_680),
+        (20, 8, 748_800),
+    ]
+    assert result.block_bytes == 1_039_680
+    assert kvexp.run([*request, "kv_dtype=fp8"]).num_blocks == result.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("kv_dtype=bf16", "kv_dtype must be auto or fp8 for deepseek_v4_flash, got bf16"),
+        ("engine=sglang", "known for engine=vllm only"),
+        ("engine=tensorrt_llm", "known for engine=vllm only"),
+        ("engine=lmdeploy", "known for engine=vllm only"),
+    ],
+)
+def test_deepseek_v4_is_refused_where_its_caches_are_not_known(more, said):
+    result = kvexp.run(["model=deepseek_v4_flash", "gpu=b300", "tp=4", more])
+
+    assert result.status is Status.invalid
+    assert said in result.reason

@@ -5,7 +5,7 @@ from typing import Any
 from kvexp.errors import InvalidValue
 from kvexp.hf import layers as kinds
 from kvexp.hf.section import Section
-from kvexp.request import Heads, Mla
+from kvexp.request import Compressed, Heads, Mla
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 KV_HEAD_KEYS = (
@@ -43,7 +43,7 @@ def attention_facts(
     if not set(layer_types) - {kinds.MAMBA, kinds.MLP, kinds.CONV}:
         return {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden}
     heads = section.required(*HEAD_KEYS)
-    mla = _mla(section, model_type)
+    mla = None if model_type == "deepseek_v4" else _mla(section, model_type)
     facts: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_key_value_heads": _kv_heads(section, model_type, heads),
@@ -60,6 +60,8 @@ def attention_facts(
         facts.update(_sliding_heads(section, model_type, facts))
     if kinds.CHUNKED in layer_types:
         facts["attention_chunk_size"] = section.required("attention_chunk_size")
+    if model_type == "deepseek_v4":
+        facts["sliding_window"] = section.required("sliding_window")
     if section.flag("use_qk_norm") is True and model_type in ("glm4_moe", "cohere"):
         facts["qk_norm"] = "head" if model_type == "glm4_moe" else "heads"
     return facts
@@ -172,3 +174,19 @@ def _sliding_kv_heads(section: Section, model_type: str, others: int) -> int:
     if model_type != "mimo_v2_flash":
         return others
     return section.assumed("swa_num_key_value_heads", default=8, why="transformers' default")
+
+
+def compressed(section: Section) -> Compressed:
+    """DeepSeek V4's attention.
+
+    Raises:
+        InvalidValue: a size is missing.
+    """
+    return Compressed(
+        q_lora_rank=section.required("q_lora_rank"),
+        o_lora_rank=section.required("o_lora_rank"),
+        o_groups=section.required("o_groups"),
+        index_head_dim=section.required("index_head_dim"),
+        index_n_heads=section.required("index_n_heads"),
+        hc_mult=section.required("hc_mult"),
+    )

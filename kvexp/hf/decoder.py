@@ -7,7 +7,7 @@ from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
 from kvexp.hf import images
 from kvexp.hf import layers as kinds
-from kvexp.hf.attention import attention_facts
+from kvexp.hf.attention import attention_facts, compressed
 from kvexp.hf.defaults import TIED, completed
 from kvexp.hf.dtype import checkpoint_dtype
 from kvexp.hf.experts import NUM_KEYS, experts
@@ -87,7 +87,6 @@ REFUSED = {
     "rwkv6": "its state is not known",
     "rwkv7": "its state is not known",
     "recurrent_gemma": "its recurrent blocks are not known",
-    "deepseek_v4": "its compressed caches are not known",
     "hrm_text": "its layers run in cycles and cache more than once",
     "inkling_text": "its convolution states are not known",
     "t5": "its relative attention is not known",
@@ -183,6 +182,8 @@ def decoder_facts(
     )
     if set(layer_types) & {kinds.MAMBA, kinds.HYBRID}:
         facts["mamba"] = mamba(section, model_type, hidden)
+    if model_type == "deepseek_v4":
+        facts["compressed"] = compressed(section)
     if kinds.LINEAR in layer_types:
         facts["linear"] = linear_attention(section, model_type, hidden)
     if kinds.CONV in layer_types:
@@ -197,6 +198,7 @@ def decoder_facts(
         facts["intermediate_size"] = section.required("intermediate_size_mlp")
     form, scheme, expert_format = quantization(section)
     facts["quantization_config"], facts["kv_cache_scheme"] = form, scheme
+    expert_format = expert_format or section.text("expert_dtype") == "fp4"
     if expert_format and facts["moe"] is not None:
         facts["moe"].format = "mxfp4"
         section.assume("the experts are stored as mxfp4 (quantization_config)")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from kvexp.errors import InvalidValue
 from kvexp.hf.section import LARGEST, Section
-from kvexp.request import LAYER_TYPES
+from kvexp.request import HEAVY, LAYER_TYPES, SPARSE
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAMBA, LINEAR, CONV, HYBRID, MLP = "mamba", "linear_attention", "conv", "hybrid", "mlp"
@@ -75,7 +75,7 @@ def layer_types(section: Section, model_type: str, count: int) -> list[str]:
         InvalidValue: a kind or its window is not known.
     """
     for key in UNKNOWN_CACHES:
-        if section.has(key):
+        if section.has(key) and (key, model_type) != ("compress_ratios", "deepseek_v4"):
             raise InvalidValue(
                 f"config.json: {section.name_of(key)} belongs to a cache that is not known;"
                 f" known layers: {', '.join(LAYER_TYPES)}"
@@ -164,6 +164,7 @@ def _by_type(section: Section, model_type: str, count: int) -> list[str] | None:
         "lfm2_moe": _lfm2,
         "gpt_neo": _gpt_neo,
         "mimo_v2_flash": _mimo,
+        "deepseek_v4": _deepseek_v4,
         "mllama_text_model": _mllama,
     }
     if model_type in _MAMBA_ONLY:
@@ -300,3 +301,12 @@ def _mimo(section: Section, count: int) -> list[str]:
 def _mllama(section: Section, count: int) -> list[str]:
     indices = _integers(section, "cross_attention_layers")
     return _at(indices, CROSS, FULL, count)
+
+
+def _deepseek_v4(section: Section, count: int) -> list[str]:
+    """A ratio a layer, those of the layers that draft tokens behind them."""
+    kinds = {0: SLIDING, 4: SPARSE, 128: HEAVY}
+    ratios = _integers(section, "compress_ratios")
+    if len(ratios) < count or set(ratios) - kinds.keys():
+        raise section.wrong(("compress_ratios",), f"{count} of 0, 4 and 128", ratios)
+    return [kinds[ratio] for ratio in ratios[:count]]

@@ -46,6 +46,8 @@ def batch_defaults(
 def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     """What the attention backend takes: 16, but larger kernels' blocks for some latent ones."""
     mla = knobs.model.mla
+    if knobs.model.compressed is not None:
+        return 256
     if mla is None or not mla.latent_cache:
         return 16
     if mla.index_head_dim is not None:

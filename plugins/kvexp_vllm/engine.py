@@ -474,9 +474,14 @@ def _kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
     """Read auto as the checkpoint's KV scheme, else the compute dtype."""
     if knobs.kv_dtype is KvDtype.auto:
         mla = knobs.model.mla
-        if mla is not None and mla.index_head_dim is not None:
+        sparse = mla is not None and mla.index_head_dim is not None
+        if sparse or knobs.model.compressed is not None:
             return KvDtype.fp8  # the sparse kernels' own format
         return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
+    if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
+        raise InvalidValue(
+            f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"
+        )
     if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
         raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
     return knobs.kv_dtype

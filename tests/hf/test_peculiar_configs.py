@@ -5,6 +5,7 @@ import json
 import pytest
 
 from kvexp import weights
+from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
 
 FALCON_MAMBA = {
@@ -93,6 +94,36 @@ GEMMA3N = {
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
 }
+DEEPSEEK_V4 = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "attention_bias": False,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "expert_dtype": "fp4",
+    "hc_mult": 4,
+    "head_dim": 512,
+    "hidden_size": 4096,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "max_position_embeddings": 1048576,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 43,
+    "num_key_value_heads": 1,
+    "num_nextn_predict_layers": 1,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 129280,
+}
 K_NORMS_OF_SHARED_LAYERS = 15 * 256  # vLLM holds them, transformers' class does not
 
 
@@ -142,3 +173,25 @@ def test_mistral4_caches_its_latent_vector(read):
 
     assert model.mla.latent_cache
     assert 36 * model.mla.latent_size * 2 == 23_040
+
+
+def test_ratios_of_deepseek_v4_give_its_layers(read):
+    model = read(DEEPSEEK_V4)
+
+    sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
+    assert model.layer_types == ["sliding_attention"] * 2 + [sparse, heavy] * 20 + [sparse]
+    assert (model.moe.format, model.quantization_config.method.value) == ("mxfp4", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"compress_ratios": [4] * 42}, "compress_ratios must be 43 of 0, 4 and 128"),
+        ({"compress_ratios": [16] * 43}, "compress_ratios must be 43 of 0, 4 and 128"),
+        ({"o_groups": None}, "o_groups is missing"),
+        ({"sliding_window": None}, "sliding_window"),
+    ],
+)
+def test_wrong_sizes_of_deepseek_v4_are_refused(read, change, said):
+    with pytest.raises(InvalidValue, match=said):
+        read({**DEEPSEEK_V4, **change})
