@@ -20,6 +20,7 @@ from kvexp.contract import (
     Model,
 )
 from kvexp.engine import Engine
+from kvexp.request import Mla, Moe
 from kvexp.workload import ForwardOptions
 
 MIB = 1 << 20
@@ -41,6 +42,12 @@ TINY: dict[str, Any] = {
     "vocab_size": 320,
     "max_position_embeddings": 256,
 }
+
+
+def typed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a model with its nested parts as the objects that they are in a request."""
+    kinds = {"moe": Moe, "mla": Mla}
+    return {key: kinds[key](**value) if key in kinds else value for key, value in facts.items()}
 
 
 def make_deployment(model: Mapping[str, Any] | None = None, **values: Any) -> Deployment:

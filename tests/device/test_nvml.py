@@ -359,3 +359,66 @@ def test_the_real_binding_fits(nvml):
             NvmlDevice(pynvml, "0000")
     else:
         pynvml.nvmlShutdown()
+
+
+def unified(nvml, monkeypatch, tmp_path, meminfo):
+    nvml.fail = lambda call, n: 3 if call in ("memory", "memory_v1") else None
+    path = tmp_path / "meminfo"
+    path.write_text(meminfo)
+    monkeypatch.setattr("kvexp.nvml._MEMINFO", path)
+    return NvmlDevice(nvml, "0000-1111")
+
+
+def test_unified_memory_is_the_hosts_without_its_file_cache(nvml, monkeypatch, tmp_path):
+    meminfo = "MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  700 kB\nCached:  600 kB\n"
+    device = unified(nvml, monkeypatch, tmp_path, meminfo)
+    assert device.describe()["memory_model"] == "unified"
+    assert device.describe()["memory_info"] == "host"
+    usage = device.read()
+    assert (usage.used_bytes, usage.free_bytes, usage.total_bytes) == (
+        300 * 1024,
+        700 * 1024,
+        1000 * 1024,
+    )
+    assert usage.reason.startswith("CPU and GPU share memory")
+
+
+def test_unified_memory_that_the_host_does_not_tell_is_null(nvml, monkeypatch, tmp_path):
+    usage = unified(nvml, monkeypatch, tmp_path, "MemTotal:  1000 kB\n").read()
+    assert usage.used_bytes is None
+    assert "share memory" in usage.reason
+
+
+def test_a_dedicated_card_is_not_taken_for_unified(nvml):
+    assert NvmlDevice(nvml, "0000-1111").describe()["memory_model"] == "dedicated"
+    nvml.has_version_2 = False
+    assert NvmlDevice(nvml, "0000-1111").describe()["memory_model"] == "dedicated"
+
+
+def test_every_stage_has_its_own_peak(run, kit):
+    measurement = run()
+    to_warmup(measurement)
+    measurement.allocate(kit.make_plan(measurement.deployment, 10))
+    measurement.verify()
+    stages = measurement.readings()["nvml"]["sampler"]["stages"]
+    assert set(stages) == {"load", "warmup", "allocate", "verify"}
+    assert stages["load"]["peak_used_bytes"] == 350 * MIB
+    assert stages["warmup"]["peak_used_bytes"] == 520 * MIB
+    assert stages["allocate"]["peak_used_bytes"] == 700 * MIB
+    assert all(stage["interval_s"] == 0.001 for stage in stages.values())
+    measurement.close()
+    assert not threads()
+
+
+@pytest.mark.parametrize("spelled", ["0000-1111", "GPU-0000-1111"])
+def test_a_uuid_with_or_without_prefix_is_the_same_device(nvml, spelled):
+    assert NvmlDevice(nvml, spelled).read().used_bytes == 5 * MIB
+
+
+def test_another_process_can_be_watched(nvml):
+    nvml.processes = [SimpleNamespace(pid=77, usedGpuMemory=3 * MIB)]
+    device = NvmlDevice(nvml, "0000-1111", 77)
+    assert device.process_ids() == (77,)
+    usage = device.read()
+    assert usage.process_bytes == 3 * MIB
+    assert usage.others_bytes == 2 * MIB
