@@ -13,6 +13,7 @@ from kvexp.results import Stage, Status
 
 PLUGIN = '''
 import os
+import tempfile
 from dataclasses import dataclass
 from typing import ClassVar
 from kvexp.contract import GIB, DeviceFacts
@@ -30,6 +31,10 @@ class Fake(Analytic):
     holds: str = "1000GiB"
     dies_at: float = 2.0
     shares: bool = True
+    graphs_fit: bool | None = None
+    fails_at_verify: bool = False
+    neighbour_moves: int = 0
+    keeps_file: bool = False
     isolated: ClassVar[bool] = True
 
     def load_key(self, deployment, engine):
@@ -68,7 +73,29 @@ class Holder(_Prediction):
 
     def verify(self):
         self.log("verify")
+        if self.options.fails_at_verify:
+            raise KeyError("deep inside")
         return True
+
+    @property
+    def captures(self):
+        return self.options.graphs_fit is not None
+
+    def capture(self):
+        self.log("capture")
+        if not self.options.graphs_fit and self.allocated > 50 * GIB:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 40.00 MiB")
+
+    def readings(self):
+        runs = open(os.environ["FAKE_LOG"]).read().count(" load")
+        moved = runs <= self.options.neighbour_moves
+        found = {"neighbours": {"contaminated": moved, "drift_bytes": 7 * GIB if moved else 0}}
+        if self.options.keeps_file:
+            folder = tempfile.mkdtemp()
+            with open(folder + "/seen.bin", "wb") as stream:
+                stream.write(b"1234")
+            found["files"] = [folder + "/seen.bin"]
+        return found
 
     def release(self):
         self.log("release")
@@ -167,6 +194,97 @@ def test_a_search_over_nothing_that_holds_says_so(fake):
 
     assert result["largest_util"] is None
     assert "no share that was tried holds" in done.stdout
+
+
+def test_out_of_memory_at_the_graphs_is_a_status_and_a_smaller_share_is_found(fake):
+    done, _, (result,) = fake("profiler.graphs_fit=false", "util=0.9")
+
+    assert done.returncode == 1
+    assert (result["status"], result["stage"]) == ("oom", "graphs")
+    assert result["verified"] is False
+    assert 0.4 < result["largest_util"] < 0.52
+
+
+def test_graphs_that_fit_end_well(fake):
+    _, log, (result,) = fake("profiler.graphs_fit=true")
+
+    assert (result["status"], result["verified"]) == ("ok", True)
+    assert [what.split()[0] for _, what in log][2:5] == ["allocate", "verify", "capture"]
+
+
+def test_an_error_after_the_plan_keeps_the_counts(fake):
+    done, _, (result,) = fake("profiler.fails_at_verify=true")
+
+    assert done.returncode == 1
+    assert (result["status"], result["stage"]) == ("error", "verify")
+    assert result["reason"] == "KeyError: 'deep inside'"
+    assert result["num_blocks"] > 0
+    assert result["verified"] is False
+    assert "traceback" in result["readings"]
+    assert "neighbours" in result["readings"]
+
+
+def test_a_point_whose_neighbours_moved_is_measured_again_in_a_new_process(fake):
+    _, log, (result,) = fake("profiler.neighbour_moves=1")
+
+    assert len({pid for pid, _ in log}) == 2
+    assert result["readings"]["first_neighbours"][0]["drift_bytes"] == 7 << 30
+    assert result["readings"]["neighbours"]["contaminated"] is False
+    assert result["notes"][-1] == "measured twice: the first time was contaminated"
+
+
+def test_a_neighbour_that_keeps_moving_is_measured_twice_and_no_more(fake):
+    _, log, (result,) = fake("profiler.neighbour_moves=9")
+
+    assert [what for _, what in log].count("load") == 2
+    assert result["readings"]["neighbours"]["contaminated"] is True
+    assert result["status"] == "ok"
+
+
+def test_what_a_process_left_is_in_the_result_of_its_last_point(fake):
+    _, _, results = fake("-m", "util=0.5,0.6")
+
+    assert "device_after" not in results[0]["readings"]
+    (ending,) = results[1]["readings"]["device_after"]
+    assert ending["residual_bytes"] is None or abs(ending["residual_bytes"]) <= 2 << 20
+
+
+def test_the_files_of_a_measurement_lie_beside_its_result(fake, tmp_path):
+    _, _, (result,) = fake("profiler.keeps_file=true", "profiler.shares=false")
+
+    assert result["readings"]["files"] == ["seen.bin"]
+    (path,) = (tmp_path / "outputs").rglob("seen.bin")
+    assert path.read_bytes() == b"1234"
+    assert (path.parent / "result.json").exists()
+
+
+CARD = {"name": "NVIDIA Big", "total_bytes": 100 << 30, "free_bytes": 97 << 30}
+
+
+@pytest.mark.parametrize(
+    ("total", "emulate", "expected"),
+    [
+        (100 << 30, False, None),
+        (80 << 30, False, "the device is NVIDIA Big with 100.00 GiB, gpu=NVIDIA H200 has 80.00"),
+        (80 << 30, True, None),
+        (120 << 30, True, "gpu.emulate needs a card of at least 120.00 GiB"),
+    ],
+)
+def test_another_card_is_refused_or_emulated(total, emulate, expected):
+    from kvexp import api
+    from kvexp.errors import InvalidValue
+    from kvexp.profiler import DeviceFacts
+
+    asked = [f"gpu.total_bytes={total}", f"gpu.emulate={emulate}", "gpu.total_printed_gib=null"]
+    (point,) = api.compose_points(["gpu=h200", *asked])
+    deployment = point.run.engine.resolve(point.run, "vllm")
+    if expected is not None:
+        with pytest.raises(InvalidValue, match=expected):
+            pipeline.on_device(deployment, DeviceFacts(**CARD))
+        return
+    found = pipeline.on_device(deployment, DeviceFacts(**CARD))
+    assert (found.total_bytes, found.free_bytes) == (total, total - (3 << 30))
+    assert any(note.startswith("emulated: ") for note in found.notes) is emulate
 
 
 def test_stages_are_told_in_order():

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvexp.contract import DType, InvalidValue, KvDtype
+from kvexp.contract import DType, Gpu, InvalidValue, KvDtype
 from kvexp.workload import WarmupShape, Workload, driver_version, transformers_config
 
 FAMILIES = {
@@ -227,6 +227,33 @@ def test_what_runs_on_what_is_recorded(kit, cuda, monkeypatch):
     }
     del cuda.memory
     assert Workload(kit.make_deployment()).describe()["allocator"]["settings"] is None
+
+
+def test_an_emulated_card_caps_what_torch_may_take(kit, cuda):
+    card = Gpu(name="Small", source="here", total_bytes=500, context_bytes=0, emulate=True)
+    work = Workload(kit.make_deployment(gpu=card, total_bytes=500), device=1)
+    work.start()
+    # 100 of 1000 are in use, 20 of them torch's own
+    assert ("set_per_process_memory_fraction", 0.42, "cuda:1") in cuda.calls
+    assert work.describe()["allocator"]["allowed_bytes"] == 420
+
+
+def test_an_emulated_card_without_room_is_refused(kit, cuda):
+    card = Gpu(name="Small", source="here", total_bytes=50, context_bytes=0, emulate=True)
+    with pytest.raises(InvalidValue, match=r"gpu\.emulate: .* are in use already, gpu=Small has"):
+        Workload(kit.make_deployment(gpu=card, total_bytes=50)).start()
+
+
+def test_a_card_that_is_not_emulated_is_not_capped(kit, cuda):
+    Workload(kit.make_deployment()).start()
+    assert all(call[0] != "set_per_process_memory_fraction" for call in cuda.calls)
+
+
+def test_unified_memory_is_free_without_the_file_cache(kit, cuda, monkeypatch):
+    facts = SimpleNamespace(name="GB10", uuid="0", major=12, minor=1, is_integrated=1)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda device: facts, raising=False)
+    monkeypatch.setattr("kvexp.workload.running.host_memory", lambda: (1000, 950))
+    assert Workload(kit.make_deployment()).read().free_bytes == 950
 
 
 def test_a_device_that_no_longer_answers_does_not_stop_close(kit, cuda):
