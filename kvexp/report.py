@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from kvexp import compare, side_by_side
+from kvexp import compare, measured, side_by_side
 from kvexp.results import Budget, Holding, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
@@ -294,6 +294,7 @@ def _figure_lines(result: Result) -> Iterator[str]:
         yield f"max concurrency  {_concurrency(result)}{each}"
     if result.verified is not None:
         yield f"verified         {_verified(result)}"
+    yield from measured.lines(result.readings)
     if result.layout is not None:
         yield f"layout           {result.layout}"
     if len(result.groups) > 1:

@@ -37,6 +37,7 @@ LAYERS = [
     "record",
     "compare",
     "side_by_side",
+    "measured",
     "report",
     "tracking",
     "schema",
