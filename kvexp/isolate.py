@@ -14,6 +14,7 @@ from typing import Any
 from kvexp import pipeline
 from kvexp.bench import Bench
 from kvexp.deployment import Deployment
+from kvexp.nvml import host_memory
 from kvexp.profiler import Profiler
 from kvexp.residual import Held
 from kvexp.results import Result, Stage, Status
@@ -22,6 +23,13 @@ from kvexp.workload import die_with
 
 GRACE_S = 5.0
 """How long a child may take to end by itself before it is killed."""
+
+
+GUARD_S = 0.5
+"""How often the host's memory is looked at."""
+
+HOST_RESERVE = 0.03
+"""The share of the host's memory below which a measurement on unified memory is ended."""
 
 
 class Worker:
@@ -101,7 +109,11 @@ class Worker:
         self._busy = True
         try:
             pipe.send((run, engine_name))
-            while pipe.poll(None if deadline is None else max(0.0, deadline - monotonic())):
+            while deadline is None or monotonic() < deadline:
+                if self._host_is_full():
+                    return Result(status=Status.oom, stage=stage, reason=_HOST_FULL)
+                if not pipe.poll(_wait_s(deadline)):
+                    continue
                 message = pipe.recv()
                 if isinstance(message, Result):
                     self._busy = False
@@ -116,6 +128,13 @@ class Worker:
             reason=f"not done after profiler.timeout_s={limit_s:g}",
         )
 
+    def _host_is_full(self) -> bool:
+        """Whether a device that shares the host's memory has taken nearly all of it."""
+        if self._held is None or not self._held.is_unified or (host := host_memory()) is None:
+            return False
+        total, available = host
+        return available < HOST_RESERVE * total
+
     def _started(self, profiler: Profiler) -> tuple[SpawnProcess, Connection]:
         """The child, ready for work: what is slow to import is imported before a device is held."""
         if self._child is None or self._pipe is None:
@@ -127,6 +146,16 @@ class Worker:
             with suppress(EOFError, ConnectionResetError):  # seen again when it shall work
                 self._pipe.recv()
         return self._child, self._pipe
+
+
+_HOST_FULL = (
+    f"less than {HOST_RESERVE:.0%} of the host's memory was left, which the device shares:"
+    " the measurement was ended"
+)
+
+
+def _wait_s(deadline: float | None) -> float:
+    return GUARD_S if deadline is None else min(GUARD_S, max(0.0, deadline - monotonic()))
 
 
 def contaminations(result: Result) -> list[Mapping[str, Any]]:

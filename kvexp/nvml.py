@@ -188,6 +188,11 @@ class NvmlDevice:
         """The device's UUID, without prefix."""
         return self._uuid
 
+    @property
+    def is_unified(self) -> bool:
+        """Whether CPU and GPU share their memory."""
+        return self._unified
+
     def name(self) -> str:
         """The card's name, empty where the driver does not tell."""
         with suppress(self._nvml.NVMLError):

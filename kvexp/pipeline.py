@@ -86,6 +86,9 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
             stage, reason = too_large
             result = replace(result, status=Status.oom, stage=stage, reason=reason, refusal=None)
             return progress.keep(result)
+        if run.profiler.isolated:
+            rules = {"by_rules": _by_rules(engine, deployment)}
+            result = progress.found = replace(result, readings=rules)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
         result = progress.keep(_with_holding(result, engine, deployment))
@@ -140,7 +143,7 @@ class _Progress:
             status=ended.status,
             stage=ended.stage,
             reason=ended.reason,
-            readings={**self.bench.readings(), **ended.readings},
+            readings={**self.bench.readings(), **self.found.readings, **ended.readings},
             verified=False,
         )
 
@@ -314,6 +317,33 @@ def summary(
         notes=(*deployment.notes, *plan.notes),
         effective={**deployment.effective(), "max_model_len": plan.max_model_len},
     )
+
+
+def _by_rules(engine: Engine, deployment: Deployment) -> list[dict[str, int | None]]:
+    """What the engine's rules say of each rank, beside what was measured; null where none is known.
+
+    The names are those of `Profile`'s parts.
+    """
+    return [
+        {
+            name: _size_by_rule(predict, deployment, shape)
+            for name, predict in (
+                ("weights", engine.predict_weights),
+                ("activation", engine.predict_activation),
+                ("non_torch", engine.predict_non_torch),
+            )
+        }
+        for shape in engine.ranks(deployment)
+    ]
+
+
+def _size_by_rule(
+    predict: Callable[[Deployment, RankShape], Part], deployment: Deployment, shape: RankShape
+) -> int | None:
+    try:
+        return predict(deployment, shape).size_bytes
+    except InvalidValue:
+        return None
 
 
 def refused(refusal: Refusal, stage: Stage) -> Result:

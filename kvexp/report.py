@@ -294,7 +294,7 @@ def _figure_lines(result: Result) -> Iterator[str]:
         yield f"max concurrency  {_concurrency(result)}{each}"
     if result.verified is not None:
         yield f"verified         {_verified(result)}"
-    yield from measured.lines(result.readings)
+    yield from measured.lines(result)
     if result.layout is not None:
         yield f"layout           {result.layout}"
     if len(result.groups) > 1:

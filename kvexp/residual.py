@@ -44,6 +44,11 @@ class Held:
             raise
         self._before = [device.read().used_bytes for device in self._devices]
 
+    @property
+    def is_unified(self) -> bool:
+        """Whether any of the devices shares its memory with the host."""
+        return any(device.is_unified for device in self._devices)
+
     def give_back(self, wait_s: float = WAIT_S) -> list[dict[str, Any]]:
         """Let the devices go, the process having ended; the residual of each.
 

@@ -258,6 +258,38 @@ def test_the_files_of_a_measurement_lie_beside_its_result(fake, tmp_path):
     assert (path.parent / "result.json").exists()
 
 
+class Unified:
+    """Held devices that share the host's memory."""
+
+    is_unified = True
+
+    def __init__(self, num_devices):
+        pass
+
+    def give_back(self):
+        return []
+
+
+def test_a_measurement_on_unified_memory_ends_before_the_host_is_full(monkeypatch):
+    import time
+    from types import SimpleNamespace
+
+    from kvexp import isolate
+
+    monkeypatch.setattr(isolate, "host_memory", lambda: (1000, 20))
+    worker = isolate.Worker(Unified)
+    worker._held = Unified(1)
+    sent = []
+    pipe = SimpleNamespace(
+        send=sent.append, poll=lambda seconds: time.sleep(seconds), close=lambda: None
+    )
+    run = SimpleNamespace(profiler=SimpleNamespace(timeout_s=None))
+    result = worker._run(run, "vllm", None, pipe)
+
+    assert (result.status, result.stage) == (Status.oom, Stage.start)
+    assert result.reason.startswith("less than 3% of the host's memory was left")
+
+
 CARD = {"name": "NVIDIA Big", "total_bytes": 100 << 30, "free_bytes": 97 << 30}
 
 

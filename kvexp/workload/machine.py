@@ -118,6 +118,16 @@ def _driver_problem() -> str | None:
     return reason if visible is None else f"{reason} (CUDA_VISIBLE_DEVICES={visible!r})"
 
 
+def may_spill() -> bool:
+    """Whether the driver may put device memory into the host's when the card is full (WSL)."""
+    with suppress(OSError):
+        return "microsoft" in _KERNEL.read_text().lower()
+    return False
+
+
+_KERNEL = Path("/proc/version")
+
+
 def import_libraries() -> None:
     """Import torch and transformers, where they are installed; it takes seconds."""
     with suppress(ImportError):

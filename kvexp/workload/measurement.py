@@ -15,6 +15,7 @@ from kvexp.workload.accounting import Known, accounting, neighbours
 from kvexp.workload.architectures import buildable, can_build
 from kvexp.workload.counters import Counters, UnusableReading
 from kvexp.workload.forward import Forward, forward_key
+from kvexp.workload.machine import may_spill
 from kvexp.workload.running import Workload
 
 
@@ -183,6 +184,11 @@ class WorkloadMeasurement(Measurement):
             found.append(
                 f"measured with experts in {self.deployment.dtype.name}, the checkpoint has"
                 f" {moe.format}"
+            )
+        if may_spill():
+            found.append(
+                "the driver may spill into host memory here: a cache that was allocated need not"
+                " fit on the card"
             )
         if (seen := self._neighbours())["contaminated"]:
             found.append(

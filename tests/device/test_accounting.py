@@ -122,6 +122,13 @@ def test_a_neighbour_that_grows_is_flagged(measured):
     assert note.startswith("contaminated: memory of other processes moved by 0.20 GiB")
 
 
+def test_a_driver_that_may_spill_is_said(measured, monkeypatch, tmp_path):
+    (tmp_path / "version").write_text("Linux version 6.6.87.2-microsoft-standard-WSL2")
+    monkeypatch.setattr("kvexp.workload.machine._KERNEL", tmp_path / "version")
+    (note,) = measured({}).notes()
+    assert "may spill into host memory" in note
+
+
 def test_where_the_driver_tells_nothing_nothing_is_claimed(measured):
     seen = measured({"released": 260}, listed=False).readings()["neighbours"]
     assert seen["contaminated"] is None
