@@ -15,8 +15,9 @@ PLUGIN = '''
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
-from kvexp.contract import GIB, DeviceFacts
+from kvexp.contract import GIB, DeviceFacts, Ranks
 from kvexp_analytic import Analytic, _Prediction
 
 
@@ -41,6 +42,8 @@ class Fake(Analytic):
         return deployment.model.name if self.shares else None
 
     def open(self, deployment, engine):
+        if deployment.tp > 1:
+            return Ranks(partial(OneRank, self, deployment, engine), deployment.tp)
         return Holder(self, deployment, engine)
 
 
@@ -102,6 +105,16 @@ class Holder(_Prediction):
 
     def close(self):
         self.log("close")
+
+
+class OneRank(Holder):
+    def __init__(self, options, deployment, engine, rank):
+        super().__init__(options, deployment, engine)
+        self.rank = rank
+
+    def warmup(self):
+        self.log(f"warmup {self.rank.index}")
+        return (super().warmup()[self.rank.index],)
 '''
 
 
@@ -203,6 +216,20 @@ def test_out_of_memory_at_the_graphs_is_a_status_and_a_smaller_share_is_found(fa
     assert (result["status"], result["stage"]) == ("oom", "graphs")
     assert result["verified"] is False
     assert 0.4 < result["largest_util"] < 0.52
+
+
+def test_ranks_are_processes_of_their_own_below_the_measuring_one(fake):
+    done, log, (result,) = fake("tp=2", "util=0.5")
+
+    assert done.returncode == 0, done.stderr
+    assert (result["status"], result["verified"]) == ("ok", True)
+    by_rank = {what: pid for pid, what in log if what.startswith("warmup")}
+    assert set(by_rank) == {"warmup 0", "warmup 1"}
+    assert len(set(by_rank.values())) == 2
+    assert len(result["ranks"]) == 2
+    assert result["allocated_bytes"] == result["num_blocks"] * result["block_bytes"]
+    assert len(result["readings"]["ranks"]) == 2
+    assert {pid for pid, what in log if what == "close"} == set(by_rank.values())
 
 
 def test_graphs_that_fit_end_well(fake):
