@@ -211,6 +211,17 @@ class NvmlDevice:
             raise ProfilerUnavailable(_explain(self._nvml, error)) from None
         return tuple(int(process.pid) for process in running)
 
+    def by_process(self) -> dict[int, int]:
+        """Bytes of each process that the driver tells of, by its process id."""
+        with suppress(self._nvml.NVMLError):
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+            return {
+                int(process.pid): int(process.usedGpuMemory)
+                for process in running
+                if process.usedGpuMemory is not None and 0 <= process.usedGpuMemory < _NOT_AVAILABLE
+            }
+        return {}
+
     def _process_bytes(self) -> tuple[int | None, str | None]:
         try:
             processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)

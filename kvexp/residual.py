@@ -1,6 +1,7 @@
 """The devices of a measurement's process: held for it alone, and as they were afterwards?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -42,7 +43,7 @@ class Held:
         except BaseException:
             self._let_go()
             raise
-        self._before = [device.read().used_bytes for device in self._devices]
+        self._before = [_Used.on(device) for device in self._devices]
 
     @property
     def is_unified(self) -> bool:
@@ -52,8 +53,8 @@ class Held:
     def give_back(self, wait_s: float = WAIT_S) -> list[dict[str, Any]]:
         """Let the devices go, the process having ended; the residual of each.
 
-        It is waited for a while to become zero. It need not be the process's: a neighbour can have
-        grown meanwhile.
+        It is waited for a while to become zero. Neighbours that were there before are counted out;
+        a new one is not told from the process.
         """
         until = monotonic() + wait_s
         found = self._residuals()
@@ -82,15 +83,31 @@ def is_left(ending: dict[str, Any]) -> bool:
     return size is not None and size > TOLERANCE_BYTES
 
 
-def _residual(device: NvmlDevice, before: int | None) -> dict[str, Any]:
-    now = device.read()
-    known = before is not None and now.used_bytes is not None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Used:
+    """What is in use on a device, and what of it by processes that the driver lists."""
+
+    used_bytes: int | None
+    by_process: Mapping[int, int]
+    reason: str | None
+
+    @classmethod
+    def on(cls, device: NvmlDevice) -> "_Used":
+        usage = device.read()
+        return cls(used_bytes=usage.used_bytes, by_process=device.by_process(), reason=usage.reason)
+
+
+def _residual(device: NvmlDevice, before: _Used) -> dict[str, Any]:
+    now = _Used.on(device)
+    moved = sum(now.by_process.get(pid, 0) - size for pid, size in before.by_process.items())
+    residual = None
+    if before.used_bytes is not None and now.used_bytes is not None:
+        residual = now.used_bytes - before.used_bytes - moved
     return {
         "uuid": device.uuid,
-        "before_bytes": before,
+        "before_bytes": before.used_bytes,
         "after_bytes": now.used_bytes,
-        "residual_bytes": now.used_bytes - before
-        if before is not None and now.used_bytes is not None
-        else None,
-        "reason": None if known else now.reason or "NVML did not answer before",
+        "neighbours_moved_bytes": moved,
+        "residual_bytes": residual,
+        "reason": None if residual is not None else now.reason or before.reason,
     }

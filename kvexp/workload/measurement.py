@@ -212,6 +212,7 @@ class WorkloadMeasurement(Measurement):
         return {
             **read,
             **self._described,
+            "timings": dict(self.workload.timings),
             "parameter_bytes": self.parameter_bytes,
             "charges_context": self.engine.charges_context,
             "accounting": accounting(self.counters, known),

@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
@@ -154,7 +154,6 @@ class Workload:
             "weights_from": weights_from(self.deployment, self.rank),
             "shape": asdict(self.shape),
             "forward": {**asdict(self.forward.case), "warmup": self.forward.warmup},
-            "timings": dict(self.timings),
             "versions": {
                 "torch": str(torch.__version__),
                 "cuda": torch.version.cuda,
@@ -259,14 +258,15 @@ class Workload:
     def capture(self, batch_sizes: Sequence[int]) -> None:
         """Capture a decode step of each batch size as a CUDA graph, the largest first.
 
-        All share one pool of memory. Each shape runs once before, so that no library starts
-        within a capture.
+        All share one pool, and what a step returns is not kept, so that the next one takes its
+        place. As in the engines the head is not part of it. Each shape runs once before, so that no
+        library starts within a capture.
         """
         import torch  # noqa: PLC0415
 
         started = perf_counter()
         pool = None
-        case = self.forward.worst
+        case = replace(self.forward.worst, logits="none")
         with torch.inference_mode():
             for size in sorted(batch_sizes, reverse=True):
                 tokens = torch.zeros((size, 1), dtype=torch.int64, device=self.device)
@@ -274,9 +274,9 @@ class Workload:
                 self._synchronize()
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=pool):
-                    out = self._forward(tokens, case)
+                    self._forward(tokens, case)
                 pool = graph.pool()
-                self._graphs.append((graph, tokens, out))
+                self._graphs.append((graph, tokens))
         self._synchronize()
         self.timings["graphs_s"] = round(perf_counter() - started, 3)
 

@@ -190,6 +190,6 @@ def _line(frames: Sequence[Mapping[str, Any]]) -> str:
     """The innermost line outside torch itself."""
     for frame in frames:
         file = str(frame.get("filename", ""))
-        if file.endswith(".py") and "/torch/" not in file:
+        if file.endswith(".py") and "-packages/torch/" not in file:
             return f"{Path(file).name}:{frame.get('line')} {frame.get('name')}"
     return ""

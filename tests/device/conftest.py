@@ -145,6 +145,7 @@ class FakeWorkload:
         self.forward = (options or ForwardOptions()).forward(deployment)
         self.shape = self.forward.shape
         self.device = "cuda:0"
+        self.timings: dict[str, float] = {}
         self.rank = None
         self.calls: list[str] = []
         self._readings = iter(readings)

@@ -151,7 +151,7 @@ def test_readings_hold_every_counter_of_every_stage(measurement, kit):
     }
     run = measurement(described=described)
     assert set(run.readings()) == {
-        *("parameter_bytes", "charges_context", "accounting", "neighbours"),
+        *("parameter_bytes", "charges_context", "accounting", "neighbours", "timings"),
     }
     to_warmup(run)
     run.allocate(kit.make_plan(run.deployment, 10))

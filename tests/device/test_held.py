@@ -31,6 +31,7 @@ def test_a_device_that_is_back_where_it_was_has_no_residual(nvml):
         "uuid": "0000-1111",
         "before_bytes": 5 * MIB,
         "after_bytes": 5 * MIB,
+        "neighbours_moved_bytes": 0,
         "residual_bytes": 0,
         "reason": None,
     }
@@ -44,6 +45,18 @@ def test_what_is_left_is_waited_for_and_then_recorded(nvml):
     assert ending["residual_bytes"] == 525 * MIB
     assert residual.is_left(ending)
     assert nvml.num_reads > 2
+
+
+def test_neighbours_that_grew_or_left_are_counted_out(nvml):
+    def process(pid, mib):
+        return SimpleNamespace(pid=pid, usedGpuMemory=mib * MIB)
+
+    nvml.used_mib, nvml.processes = 105, [process(7, 60), process(8, 40)]
+    held = Held(1, lambda: ["0000-1111"])
+    nvml.used_mib, nvml.processes = 305, [process(7, 260), process(9, 40)]
+    (ending,) = held.give_back(wait_s=0.2)
+    assert ending["neighbours_moved_bytes"] == 160 * MIB
+    assert ending["residual_bytes"] == 40 * MIB  # a process that was not there before
 
 
 def test_a_driver_that_does_not_answer_leaves_null_and_a_reason(nvml):
