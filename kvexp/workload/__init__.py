@@ -8,7 +8,12 @@ from kvexp.workload.building import Rank
 from kvexp.workload.counters import Counters, UnusableReading
 from kvexp.workload.forward import Forward, ForwardOptions, WarmupShape
 from kvexp.workload.machine import check_device, driver_version, import_libraries, visible_uuids
-from kvexp.workload.measurement import WorkloadMeasurement, check_measurable, load_key
+from kvexp.workload.measurement import (
+    WorkloadMeasurement,
+    check_captures,
+    check_measurable,
+    load_key,
+)
 from kvexp.workload.oom import is_out_of_memory
 from kvexp.workload.parent import die_with
 from kvexp.workload.ranks import Ranks
@@ -26,6 +31,7 @@ __all__ = [
     "WarmupShape",
     "Workload",
     "WorkloadMeasurement",
+    "check_captures",
     "check_device",
     "check_measurable",
     "config_facts",

@@ -46,6 +46,19 @@ def check_measurable(profiler: str, deployment: Deployment) -> None:
         )
 
 
+def check_captures(deployment: Deployment, engine: Engine) -> None:
+    """Do nothing where the engine captures CUDA graphs of known sizes.
+
+    Raises:
+        InvalidValue: it does not.
+    """
+    if not engine.graph_batch_sizes(deployment):
+        raise InvalidValue(
+            f"profiler.graphs: {deployment.engine} captures no graph that is known here"
+            f" (enforce_eager={str(deployment.enforce_eager).lower()})"
+        )
+
+
 class WorkloadMeasurement(Measurement):
     """Takes a `Workload` through the stages and keeps the counters around each of them.
 

@@ -19,6 +19,7 @@ from kvexp.contract import (
     Ranks,
     Usage,
     Workload,
+    check_captures,
     check_device,
     check_measurable,
     import_libraries,
@@ -117,6 +118,8 @@ class Nvml(ForwardOptions, Profiler):
             return Watch(deployment, engine, self.pid, self.seconds, self.interval_s)
         check_measurable("nvml", deployment)
         forward = self.forward(deployment)
+        if self.graphs:
+            check_captures(deployment, engine)
         if deployment.tp > 1:
             return Ranks(partial(self._open_rank, deployment, engine), deployment.tp)
         return self._measurement(engine, Workload(deployment, forward))

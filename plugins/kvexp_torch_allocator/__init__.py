@@ -23,6 +23,7 @@ from kvexp.contract import (
     Stage,
     Workload,
     WorkloadMeasurement,
+    check_captures,
     check_device,
     check_measurable,
     import_libraries,
@@ -87,6 +88,10 @@ class TorchAllocator(ForwardOptions, Profiler):
                 "profiler.snapshot needs a warm-up of its own peak,"
                 f" got profiler.warmup={forward.warmup}"
             )
+        if self.snapshot and deployment.tp > 1:
+            raise InvalidValue(f"profiler.snapshot shows one GPU, got tp={deployment.tp}")
+        if self.graphs:
+            check_captures(deployment, engine)
         if deployment.tp > 1:
             return Ranks(partial(self._open_rank, deployment, engine), deployment.tp)
         return self._measurement(engine, Workload(deployment, forward))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kvexp import api
 from kvexp.contract import DType, ForwardOptions, InvalidValue, Profiler, Workload
 from kvexp.workload.building import parameter_bytes
 from kvexp_nvml import Nvml
@@ -229,3 +230,30 @@ def test_points_share_a_load_only_where_the_forward_is_the_same(kit):
 def test_a_snapshot_needs_a_peak_of_its_own(kit):
     with pytest.raises(InvalidValue, match=r"profiler\.snapshot needs"):
         TorchAllocator(snapshot=True, warmup="none").open(kit.make_deployment(), kit.StubEngine())
+    with pytest.raises(InvalidValue, match=r"profiler\.snapshot shows one GPU, got tp=2"):
+        TorchAllocator(snapshot=True).open(kit.make_deployment(tp=2), kit.StubEngine())
+
+
+@pytest.mark.parametrize("profiler", [TorchAllocator, Nvml])
+def test_graphs_of_an_engine_that_captures_none_are_refused(kit, monkeypatch, profiler):
+    monkeypatch.setattr(kit.StubEngine, "graph_sizes", ())
+    with pytest.raises(InvalidValue, match=r"profiler\.graphs: stub captures no graph"):
+        profiler(graphs=True).open(kit.make_deployment(), kit.StubEngine())
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "count", "largest"),
+    [
+        ("vllm", (), 51, 512),
+        ("vllm", ("max_num_seqs=64",), 19, 128),
+        ("vllm", ("enforce_eager=true",), 0, 0),
+        ("nano_vllm", (), 36, 512),
+        ("nano_vllm", ("max_num_seqs=20",), 5, 16),
+        ("sglang", (), 0, 0),
+    ],
+)
+def test_the_captured_sizes_are_the_engines(engine, options, count, largest):
+    (point,) = api.compose_points(["model=llama3_8b", "gpu=h200", f"engine={engine}", *options])
+    deployment = point.run.engine.resolve(point.run, engine)
+    sizes = point.run.engine.graph_batch_sizes(deployment)
+    assert (len(sizes), max(sizes, default=0)) == (count, largest)
