@@ -20,7 +20,7 @@ from kvexp.units import gib
 from kvexp.workload.building import Rank, build, parameter_bytes, weights_from
 from kvexp.workload.counters import Counters
 from kvexp.workload.forward import Forward, ForwardOptions
-from kvexp.workload.machine import driver_version
+from kvexp.workload.machine import driver_version, import_libraries
 from kvexp.workload.snapshot import Recorder
 
 MEETING_S = 300
@@ -88,6 +88,7 @@ class Workload:
         )
 
     def _meet(self, torch: Any, rank: Rank) -> None:
+        import_libraries()  # before the ranks wait for each other
         chosen = {"device_id": torch.device(self.device)} if self._on_gpu else {}
         torch.distributed.init_process_group(
             "nccl" if self._on_gpu else "gloo",
