@@ -22,7 +22,7 @@ def lines(result: Result) -> Iterator[str]:
             yield f"graphs           {gib(graphs)} beyond the cache{rank}"
         if at_peak := each.get("at_peak"):
             yield from _peak(at_peak)
-    for rank_result, rules in zip(result.ranks, readings.get("by_rules", ()), strict=False):
+    for rank_result, rules in zip(result.ranks, readings.get("rules_by_rank", ()), strict=False):
         rank = f", rank {rank_result.rank}" if len(result.ranks) > 1 else ""
         yield f"to the rules     {_ratios(rank_result, rules)}{rank}"
 

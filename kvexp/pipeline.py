@@ -87,7 +87,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
             result = replace(result, status=Status.oom, stage=stage, reason=reason, refusal=None)
             return progress.keep(result)
         if run.profiler.isolated:
-            rules = {"by_rules": _by_rules(engine, deployment)}
+            rules = {"rules_by_rank": _by_rules(engine, deployment)}
             result = progress.found = replace(result, readings=rules)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)

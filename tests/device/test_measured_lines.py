@@ -54,7 +54,7 @@ def test_measured_terms_stand_beside_the_engines_rules():
     path = Path(__file__).with_name("data") / "h200_llama3_8b_vllm_torch_allocator.json"
     result, _ = record.read(path)
     rules = {"weights": 16062685184, "activation": 939540992, "non_torch": None}
-    told = list(measured.lines(replace(result, readings={"by_rules": [rules]})))
+    told = list(measured.lines(replace(result, readings={"rules_by_rank": [rules]})))
     assert told == [
         "to the rules     measured / rule: weights 1.000, activation 1.076,"
         " non_torch without a rule"
