@@ -132,6 +132,12 @@ def print_table(rows: _Rows, file: TextIO | None = None) -> None:
             _line(console, f"{name}: {result.status} at {result.stage}: {result.reason}")
     for line in _note_lines(rows):
         _line(console, line)
+    for name, result in rows:
+        if result.compared:
+            _line(console, "")
+            _line(console, name)
+            for line in side_by_side.table_lines(result.compared):
+                _line(console, line)
     if compare.compares_engines(rows):
         _line(console, "")
         for line in compare.comparison_lines(rows):
