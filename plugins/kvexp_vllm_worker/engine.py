@@ -1,7 +1,6 @@
 """One engine of vLLM taken through its start, step by step. Importing this imports vLLM."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import vllm
@@ -15,21 +14,9 @@ from vllm.v1.core.kv_cache_utils import (
 from vllm.v1.executor import Executor
 
 from kvexp.contract import InvalidValue, KvGroup
+from kvexp_vllm_worker.planned import Planned
 
 WORKER = "kvexp_vllm_worker.worker.StagedWorker"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """What vLLM's planner made of the available bytes, read from its objects."""
-
-    num_blocks: int
-    block_size: int
-    kv_tokens: int
-    max_concurrency: float
-    max_model_len: int
-    block_bytes_per_rank: tuple[int, ...]
-    groups: tuple[KvGroup, ...]
 
 
 class VllmEngine:

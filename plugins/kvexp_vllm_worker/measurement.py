@@ -24,6 +24,7 @@ from kvexp.contract import (
     Refusal,
     UnusableReading,
 )
+from kvexp_vllm_worker.planned import Planned
 
 _TERMS = ("weights", "activation", "non_torch", "cudagraph")
 
@@ -107,7 +108,7 @@ class WorkerMeasurement(Measurement):
         """vLLM's own plan, with what the rules say beside it."""
         available = [int(found["passed_bytes"]) for found in self._ranks]
         try:
-            planned = self._vllm.plan(available)
+            planned: Planned = self._vllm.plan(available)
         except ValueError as problem:
             refusal = _known_refusal(str(problem), available)
             if refusal is None:
@@ -299,7 +300,7 @@ def _with_figures(refusal: Refusal, ruled: CachePlan | Refusal) -> Refusal:
     return replace(ruled, message=refusal.message)
 
 
-def _planners_differ(planned: Any, ruled: CachePlan | Refusal) -> list[str]:
+def _planners_differ(planned: Planned, ruled: CachePlan | Refusal) -> list[str]:
     """Said only where vLLM's planner and the one by its rules disagree on the same bytes."""
     if isinstance(ruled, Refusal):
         return [f"the planner by vLLM's rules would refuse the same bytes: {ruled.message}"]
