@@ -4,6 +4,6 @@ Files are read as data: no code of a repository is imported and nothing is fetch
 """
 
 from kvexp.hf.reader import read_model
-from kvexp.hf.writer import config_json
+from kvexp.hf.writer import WRITABLE, config_json, text_config
 
-__all__ = ["config_json", "read_model"]
+__all__ = ["WRITABLE", "config_json", "read_model", "text_config"]

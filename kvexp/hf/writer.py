@@ -30,6 +30,15 @@ def config_json(model: Model) -> dict[str, Any]:
             f"{what} of model={model.name} are not described for a config.json:"
             " give model=hf model.path=FOLDER that has one"
         )
+    return text_config(model)
+
+
+def text_config(model: Model) -> dict[str, Any]:
+    """A config.json of the language model alone, from its facts.
+
+    Raises:
+        InvalidValue: the facts of this model type do not say all that it needs.
+    """
     write = _WRITERS.get(model.model_type)
     if write is None:
         raise InvalidValue(
@@ -136,12 +145,16 @@ def _qwen3_moe(model: Model) -> dict[str, Any]:
 
 def _gpt_oss(model: Model) -> dict[str, Any]:
     moe = _moe(model)
-    facts = {
+    facts: dict[str, Any] = {
         **_layer_types(model),
         "intermediate_size": moe.moe_intermediate_size,
         "num_local_experts": moe.num_experts,
         "num_experts_per_tok": moe.num_experts_per_tok,
     }
+    scaling = model.rope_scaling or {}
+    if scaling.get("rope_type") == "yarn":
+        stated = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+        facts["rope_scaling"] = {**stated, **scaling}
     if moe.format is not None:
         facts["quantization_config"] = {
             "quant_method": moe.format,
@@ -195,3 +208,6 @@ _WRITERS: Mapping[str, Callable[[Model], dict[str, Any]]] = {
     "gpt_oss": _gpt_oss,
     "deepseek_v2": _deepseek_v2,
 }
+
+WRITABLE = tuple(_WRITERS)
+"""Model types whose config.json can be written from facts."""

@@ -1,11 +1,12 @@
 """The transformers configuration of a model."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from kvexp.errors import InvalidValue
+from kvexp.hf import WRITABLE, text_config
 from kvexp.request import Model
 from kvexp.simulate import Untraceable, make_config, read_facts
 
@@ -15,13 +16,12 @@ MEASURABLE_MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 
 def can_build(model: Model) -> bool:
     """Whether all facts that transformers needs are known."""
-    known = (*MEASURABLE_MODEL_TYPES, *_FURTHER)
-    return model.model_type in known or config_path(model) is not None
+    return model.model_type in WRITABLE or config_path(model) is not None
 
 
 def buildable() -> tuple[str, ...]:
     """The model types that need no config.json."""
-    return (*MEASURABLE_MODEL_TYPES, *_FURTHER)
+    return WRITABLE
 
 
 def config_path(model: Model) -> str | None:
@@ -77,13 +77,9 @@ def transformers_config(model: Model) -> Any:
 def _dense(model: Model) -> Any:
     from transformers import AutoConfig  # noqa: PLC0415
 
-    facts = {
-        **_common(model),
-        "rope_theta": model.rope_theta,
-        "rope_scaling": dict(model.rope_scaling) if model.rope_scaling else None,
-        "sliding_window": None,
-    }
-    del facts["model_type"]
+    facts = {**facts_of(model), "sliding_window": None}
+    facts.pop("model_type")
+    facts.pop("layer_types", None)
     try:
         return AutoConfig.for_model(model.model_type, **facts)
     except Exception as error:  # each release has its own validation errors
@@ -93,95 +89,14 @@ def _dense(model: Model) -> Any:
 
 
 def facts_of(model: Model) -> dict[str, Any]:
-    """The facts under the names that transformers gives them.
+    """The facts under the names that transformers gives them, without what says how they are kept.
 
     Raises:
         InvalidValue: the facts of this architecture are not all known here.
     """
-    if model.model_type not in _FURTHER:
-        raise InvalidValue("not all facts that transformers needs are known")
-    return {**_common(model), **_FURTHER[model.model_type](model)}
+    facts = text_config(model)
+    return {name: value for name, value in facts.items() if name not in _HOW_KEPT}
 
 
-def _common(model: Model) -> dict[str, Any]:
-    return {
-        "model_type": model.model_type,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.kv_heads,
-        "head_dim": model.head_size,
-        "vocab_size": model.vocab_size,
-        "max_position_embeddings": model.max_position_embeddings,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "attention_bias": model.attention_bias,
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-
-
-def _windows(model: Model) -> dict[str, Any]:
-    """Full and sliding layers side by side, each with a mask of its own."""
-    count = model.num_hidden_layers
-    return {
-        "sliding_window": model.sliding_window,
-        "layer_types": [model.layer_type(index) for index in range(count)],
-    }
-
-
-def _qwen3_moe(model: Model) -> dict[str, Any]:
-    moe = model.moe
-    if moe is None:
-        raise InvalidValue("its experts are not described")
-    return {
-        "num_experts": moe.num_experts,
-        "num_experts_per_tok": moe.num_experts_per_tok,
-        "moe_intermediate_size": moe.moe_intermediate_size,
-        "use_sliding_window": False,
-    }
-
-
-def _gpt_oss(model: Model) -> dict[str, Any]:
-    moe = model.moe
-    if moe is None:
-        raise InvalidValue("its experts are not described")
-    return {
-        **_windows(model),
-        "intermediate_size": moe.moe_intermediate_size,
-        "num_local_experts": moe.num_experts,
-        "num_experts_per_tok": moe.num_experts_per_tok,
-        "attention_bias": True,
-    }
-
-
-def _deepseek_v2(model: Model) -> dict[str, Any]:
-    moe, mla = model.moe, model.mla
-    if moe is None or mla is None:
-        raise InvalidValue("its experts or its latent attention are not described")
-    return {
-        "kv_lora_rank": mla.kv_lora_rank,
-        "q_lora_rank": mla.q_lora_rank,
-        "qk_rope_head_dim": mla.qk_rope_head_dim,
-        "qk_nope_head_dim": mla.qk_nope_head_dim,
-        "v_head_dim": mla.v_head_dim,
-        "head_dim": mla.qk_rope_head_dim,
-        "n_routed_experts": moe.num_experts,
-        "num_experts_per_tok": moe.num_experts_per_tok,
-        "moe_intermediate_size": moe.moe_intermediate_size,
-        "n_shared_experts": moe.shared_intermediate_size // moe.moe_intermediate_size,
-        "first_k_dense_replace": moe.first_k_dense_replace,
-        "topk_method": "greedy",
-    }
-
-
-_FURTHER: dict[str, Callable[[Model], dict[str, Any]]] = {
-    "qwen3_moe": _qwen3_moe,
-    "gemma3_text": _windows,
-    "gemma2": _windows,
-    "gpt_oss": _gpt_oss,
-    "deepseek_v2": _deepseek_v2,
-}
-
+_HOW_KEPT = ("architectures", "torch_dtype", "quantization_config")
 _NOT_FACTS = ("name", "hf_id", "source", "aliases", "notes", "checkpoint_bytes")
