@@ -14,6 +14,7 @@ from kvexp.api import compose_points
 from kvexp.comparison import Compare
 from kvexp.contract import ProfilerUnavailable
 from kvexp.isolate import Worker
+from kvexp.point import execute
 from kvexp.results import Status
 from kvexp_analytic import Analytic
 
@@ -273,3 +274,25 @@ def test_the_rules_and_a_simulation_are_compared_without_a_gpu(command_line):
     assert ["GiB", "analytic", "simulated"] in [line.split() for line in out.splitlines()]
     assert "largest difference: " in out
     assert "torch_allocator: skipped at start: " in out
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+def test_on_a_gpu_a_simulated_forward_is_compared_with_the_real_one_block_by_block():
+    (point,) = compose_points(
+        [
+            *("model=qwen3_0_6b", "gpu=auto", "enforce_eager=true", "max_num_batched_tokens=2048"),
+            *("profiler=compare", "profiler.of=[simulated,torch_allocator]"),
+            "profiler.options.torch_allocator.sampler=none",
+        ]
+    )
+    with Worker() as worker:
+        result = execute(point, worker)
+
+    assert (result.status, result.reason) == (Status.ok, "")
+    blocks = result.readings["blocks_at_peak"]
+    assert blocks["simulated_count"] > 5
+    assert blocks["measured_count"] > 5
+    simulated, measured = (each.profile.activation_bytes for each in result.compared)
+    apart = sum(each["measured_bytes"] - each["simulated_bytes"] for each in blocks["differences"])
+    assert measured - simulated == pytest.approx(apart, abs=16384)  # blocks are rounded up

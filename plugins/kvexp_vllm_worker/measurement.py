@@ -210,7 +210,7 @@ class WorkerMeasurement(Measurement):
             ruled = self._by_rules(deployment)
         except InvalidValue as problem:
             return [f"the rules have no figure to compare: {problem}"]
-        self._readings["by_rules"] = ruled
+        self._readings["num_blocks_by_rules"] = ruled["num_blocks"]
         measured = {**_sizes(_profile(self._ranks[0])), "num_blocks": num_blocks}
         texts = [
             f"{name.removesuffix('_bytes')} {ruled[name]:,} ({ruled[name] - value:+,})"
