@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
+from functools import cache
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from kvexp import pipeline, side_by_side
 from kvexp.deployment import Deployment
@@ -33,21 +34,14 @@ class Compare(Profiler):
     @classmethod
     def among(cls, others: Mapping[str, type[Profiler]]) -> type[Profiler]:
         """This profiler with the others' options beneath its own, so that Hydra checks them."""
-        options = make_dataclass(
-            "Options",
-            [
-                (name, other, field(default_factory=other))
-                for name, other in others.items()
-                if not issubclass(other, Compare)
-            ],
-        )
-        made: type[Profiler] = make_dataclass(
-            cls.__name__,
-            [("options", options, field(default_factory=options))],
-            bases=(cls,),
-            namespace={"__doc__": cls.__doc__, "__module__": cls.__module__},
-        )
-        return made
+        compared = {k: v for k, v in others.items() if not issubclass(v, Compare)}
+        return _with_options(tuple(sorted(compared.items(), key=lambda item: item[0])))
+
+    def __reduce__(self) -> Any:
+        """By what it is made of: pickle does not find a class that was made for the others."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        options = values.pop("options", None)
+        return _restored, (vars(options) if options is not None else None, values)
 
     def chosen(self) -> dict[str, Profiler]:
         """The profilers named in `of`, by name.
@@ -102,6 +96,31 @@ class Compare(Profiler):
         if len(opened) < FEWEST:
             raise InvalidValue(f"fewer than {FEWEST} can measure this: {'; '.join(problems)}")
         return opened[0]
+
+
+@cache
+def _with_options(others: tuple[tuple[str, type[Profiler]], ...]) -> type[Compare]:
+    """One class for the same others, however often it is asked for."""
+    options = make_dataclass(
+        "Options", [(name, other, field(default_factory=other)) for name, other in others]
+    )
+    made: type[Compare] = make_dataclass(
+        Compare.__name__,
+        [("options", options, field(default_factory=options))],
+        bases=(Compare,),
+        namespace={"__doc__": Compare.__doc__, "__module__": __name__},
+    )
+    return made
+
+
+def _restored(options: Mapping[str, Profiler] | None, values: Mapping[str, Any]) -> Compare:
+    if options is None:
+        return Compare(**values)
+    made: Any = Compare.among({name: type(each) for name, each in options.items()})
+    restored = made(**values)
+    for name, each in options.items():
+        setattr(restored.options, name, each)
+    return cast(Compare, restored)
 
 
 def execute(run: Run, engine_name: str, profiler: Compare, worker: Worker) -> Result:

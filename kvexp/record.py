@@ -52,7 +52,7 @@ _CLAIM_FILE = ".claim"
 NOT_PART_OF_A_POINT = ("tracking", "hydra")
 """Parts of a config that say where results go, not what the point is."""
 
-_DISTRIBUTIONS = ("kvexp", "hydra-core", "omegaconf", "mlflow", "torch", "transformers")
+_DISTRIBUTIONS = ("kvexp", "hydra-core", "omegaconf", "mlflow", "torch", "transformers", "vllm")
 _SIZES = ("weights_bytes", "activation_bytes", "non_torch_bytes", "cudagraph_bytes")
 _SIMULATED_SIZES = (
     "warm_activation_bytes",
