@@ -290,7 +290,7 @@ def test_the_rules_stand_beside_what_was_measured(install):
     result = run("02_llama3_8b_eager")
 
     assert result.readings["num_blocks_by_rules"] == 57629
-    (rules,) = result.readings["by_rules"]
+    (rules,) = result.readings["rules_by_rank"]
     assert rules == {"weights": 16062685184, "activation": 939540992, "non_torch": 241172480}
     (note,) = [note for note in result.notes if note.startswith("by the rules")]
     assert "activation 939,540,992 (+0)" in note
@@ -542,6 +542,6 @@ def test_vllm_itself_measures_a_small_model_and_verifies_its_cache():
     assert result.verified is True
     assert result.allocated_bytes == result.num_blocks * result.block_bytes
     assert result.profile.weights_bytes >= 1192099840
-    (rules,) = result.readings["by_rules"]
+    (rules,) = result.readings["rules_by_rank"]
     assert result.profile.activation_bytes == pytest.approx(rules["activation"], rel=0.05)
     assert not [note for note in result.notes if "planner by its rules" in note]
