@@ -1,7 +1,7 @@
 """kvexp from Python: the same overrides as on the command line, results as objects."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
         folders.append(own)
         overrides.append(f"hydra.searchpath=['file://{own}']")
     overrides = _prepared(overrides, folders)
-    with _hydra():
+    with _hydra(overrides):
         try:
             return list(_points(overrides))
         except CONFIG_ERRORS as error:
@@ -140,13 +140,13 @@ def _wants_tracking(overrides: Sequence[str]) -> bool:
 
 
 @contextmanager
-def _hydra() -> Iterator[None]:
+def _hydra(overrides: Iterable[str] = ()) -> Iterator[None]:
     """Hydra with our folder, one caller at a time, and the caller's own Hydra back afterwards."""
     with _ONE_AT_A_TIME:
         theirs, config = GlobalHydra.instance().hydra, HydraConfig.instance().cfg
         GlobalHydra.instance().clear()
         try:
-            registry.register()
+            registry.register(overrides)
             with initialize_config_dir(str(registry.config_dir()), version_base="1.3"):
                 yield
         finally:

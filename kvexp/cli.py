@@ -76,7 +76,7 @@ def run(arguments: Sequence[str]) -> int:
         _check_text(arguments)
         folders = [registry.config_dir(), *config_folders(arguments)]
         sys.argv[1:] = keep_version_text(with_model_ids(flags_first(arguments), folders))
-        registry.register()
+        registry.register(sys.argv[1:])
         hydra.main(
             version_base="1.3", config_path=str(registry.config_dir()), config_name="config"
         )(command)()

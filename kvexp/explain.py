@@ -21,7 +21,7 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
-from kvexp.schema import Run
+from kvexp.schema import MODEL_PARTS, Run
 
 CONFIG_ERRORS = (
     HydraException,
@@ -77,8 +77,8 @@ def explain(error: BaseException) -> Problem:
     text = str(error)
     if _inside_null(error):
         return Problem(
-            message="a part of the model that is null cannot be set on the command line: write it"
-            " in a file model/NAME.yaml of your own and give its folder as --config-dir",
+            message="a key inside a null value cannot be set: give the whole value, key=[...] or"
+            " key={...}",
             is_request=True,
         )
     if isinstance(error, YAMLError):
@@ -96,7 +96,7 @@ def explain(error: BaseException) -> Problem:
     if isinstance(cause, ConfigKeyError | ConfigAttributeError):
         return Problem(message=_unknown_key(cause), is_request=True)
     if isinstance(cause, MissingMandatoryValue):
-        return Problem(message=f"a value is missing: {_first_line(cause)}", is_request=False)
+        return Problem(message=f"a value is missing: {_missing_key(cause)}", is_request=False)
     if isinstance(cause, InterpolationResolutionError):
         return Problem(message=_one_line(str(cause)), is_request=True)
     if isinstance(cause, ValidationError):
@@ -139,6 +139,16 @@ def known_keys(node: type = Run, prefix: str = "") -> Iterator[str]:
             yield from known_keys(kind, f"{prefix}{item.name}.")
         else:
             yield f"{prefix}{item.name}"
+
+
+def _missing_key(cause: BaseException) -> str:
+    """The whole key of a missing value, where OmegaConf tells the type of a part alone."""
+    text = _first_line(cause)
+    match = re.search(r"type `(\w+)` has missing mandatory value: (\w+)", text)
+    parts = {kind.__name__: name for name, kind in MODEL_PARTS.items()}
+    if match is None or match[1] not in parts:
+        return text
+    return f"model.{parts[match[1]]}.{match[2]}"
 
 
 def _missing(text: str) -> Problem:

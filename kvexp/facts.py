@@ -51,7 +51,20 @@ def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictCo
     filled = copy.deepcopy(cfg)
     with open_dict(filled):
         filled.model = OmegaConf.structured(model)
+        for name in _partial(node):
+            read = filled.model[name]
+            filled.model[name] = node[name] if read is None else OmegaConf.merge(read, node[name])
     return filled
+
+
+def _partial(node: DictConfig) -> list[str]:
+    """Parts of which some values are given and others missing: those stay the file's."""
+    parts = {item.name: node.get(item.name) for item in fields(Model)}
+    return [
+        name
+        for name, part in parts.items()
+        if isinstance(part, DictConfig) and OmegaConf.missing_keys(part)
+    ]
 
 
 def _hold_literally(model: Model) -> None:
@@ -72,9 +85,10 @@ def _given(node: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
         if each.lstrip("+").startswith("model.")
     }
     defaults = OmegaConf.structured(Model)
-    given = {}
+    given: dict[str, Any] = {}
+    left_out = {"path", "config_path", *_partial(node)}
     for item in fields(Model):
-        if item.name in ("path", "config_path") or OmegaConf.is_missing(node, item.name):
+        if item.name in left_out or OmegaConf.is_missing(node, item.name):
             continue
         value = node[item.name]
         default = None if OmegaConf.is_missing(defaults, item.name) else defaults[item.name]

@@ -1,7 +1,7 @@
 """Plugins: an entry point `kvexp.<group>` is an option of the config group `<group>`."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
@@ -18,7 +18,7 @@ from kvexp.engine import Engine
 from kvexp.errors import RequestError
 from kvexp.facts import OPTION
 from kvexp.profiler import Profiler
-from kvexp.schema import Run
+from kvexp.schema import schema_for
 
 GROUPS: dict[str, type] = {"profiler": Profiler, "engine": Engine}
 """Config groups whose options are plugin classes, with the base each must have."""
@@ -82,14 +82,14 @@ def _found(group: str) -> Iterator[Plugin]:
             yield Plugin(group=group, name=point.name, provider=provider, cls=cls)
 
 
-def register() -> None:
-    """Tell Hydra the schema, the plugins and their YAML folders.
+def register(overrides: Iterable[str] = ()) -> None:
+    """Tell Hydra the schema that the overrides need, the plugins and their YAML folders.
 
     Raises:
         RequestError: two plugins have one name.
     """
     store = ConfigStore.instance()
-    store.store(name="run_schema", node=Run)
+    store.store(name="run_schema", node=schema_for(overrides))
     store.store(group="model", name=OPTION, node={"path": None})
     store.store(group="gpu", name=at_hand.OPTION, node={})
     for group in GROUPS:

@@ -1,13 +1,23 @@
 """The shape of one point. Hydra checks every YAML file and override against it."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from kvexp.engine import Engine
+from kvexp.parts import (
+    Heads,
+    LinearAttention,
+    Mamba,
+    Mla,
+    Moe,
+    QuantizationConfig,
+)
 from kvexp.profiler import Profiler
-from kvexp.request import Knobs
+from kvexp.request import Knobs, Model
 from kvexp.tracking import Tracking
 
 
@@ -30,6 +40,33 @@ class Run(Knobs):
             InvalidValue: a value is not allowed.
         """
         return cast(Run, OmegaConf.to_object(cfg))
+
+
+MODEL_PARTS = {
+    "sliding_heads": Heads,
+    "mla": Mla,
+    "moe": Moe,
+    "mamba": Mamba,
+    "linear": LinearAttention,
+    "quantization_config": QuantizationConfig,
+}
+"""Parts that are null in most models, with their types."""
+
+_PART = re.compile(rf"[+]{{0,2}}model\.({'|'.join(MODEL_PARTS)})(?:\..+)?=.*", re.DOTALL)
+
+
+def schema_for(overrides: Iterable[str]) -> DictConfig:
+    """The shape of a point in which the parts of the model that the overrides set are not null.
+
+    OmegaConf sets no key of a null: a part that is mentioned is there, with its values missing.
+    """
+    schema: DictConfig = OmegaConf.structured(Run)
+    mentioned = {match[1] for each in overrides if (match := _PART.fullmatch(each))}
+    if mentioned:
+        schema.model = OmegaConf.structured(Model)
+        for name in mentioned:
+            schema.model[name] = OmegaConf.structured(MODEL_PARTS[name])
+    return schema
 
 
 def requested_values(config: dict[str, Any], engine: str, profiler: str) -> dict[str, Any]:

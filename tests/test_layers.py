@@ -13,6 +13,7 @@ LAYERS = [
     "kv",
     "plan",
     "bench_plan",
+    "parts",
     "request",
     "results",
     "simulate",

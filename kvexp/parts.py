@@ -1,0 +1,189 @@
+"""Parts of a model that not every model has: latent attention, experts, states, formats."""
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from kvexp.dtypes import DType, Quantization
+from kvexp.errors import InvalidValue
+
+
+@dataclass
+class Mla:
+    """Multi-head latent attention: one compressed vector a token instead of K and V heads.
+
+    `index_head_dim` and `index_n_heads` are of the indexer that picks tokens (DeepSeek V3.2); it
+    caches a key of its own. Without `latent_cache` K and V of all heads are cached instead.
+    """
+
+    kv_lora_rank: int = MISSING
+    qk_rope_head_dim: int = MISSING
+    qk_nope_head_dim: int = MISSING
+    v_head_dim: int = MISSING
+    q_lora_rank: int | None = None
+    index_head_dim: int | None = None
+    index_n_heads: int | None = None
+    latent_cache: bool = True
+
+    @property
+    def latent_size(self) -> int:
+        """Elements cached a token and layer."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass
+class Compressed:
+    """DeepSeek V4's attention: one vector a token within a window, older tokens compressed.
+
+    Layers of `sliding_attention` have the window alone. `heavily_compressed_attention` also keeps
+    one vector for `heavy_ratio` tokens, `compressed_sparse_attention` one for `sparse_ratio` with
+    the key by which an indexer picks them. `hc_mult` residual streams are mixed in every layer.
+    """
+
+    q_lora_rank: int = MISSING
+    o_lora_rank: int = MISSING
+    o_groups: int = MISSING
+    index_head_dim: int = MISSING
+    index_n_heads: int = MISSING
+    sparse_ratio: int = 4
+    heavy_ratio: int = 128
+    hc_mult: int = 4
+
+    def ratio(self, kind: str) -> int:
+        """Tokens that share a vector in layers of a kind, 0 where only the window is kept."""
+        return {SPARSE: self.sparse_ratio, HEAVY: self.heavy_ratio}.get(kind, 0)
+
+
+SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
+"""Kinds of layers that compress older tokens."""
+
+
+@dataclass
+class Moe:
+    """Mixture of experts in the layers from `first_k_dense_replace` on, or in `layers`.
+
+    `shared_intermediate_size` is the width of the experts that every token passes, 0 for none;
+    the experts work on vectors of `latent_size` where it is given, else of the hidden size;
+    `format` is how the checkpoint stores the experts where that is not the model's dtype (mxfp4).
+    """
+
+    num_experts: int = MISSING
+    num_experts_per_tok: int = MISSING
+    moe_intermediate_size: int = MISSING
+    shared_intermediate_size: int = 0
+    first_k_dense_replace: int = 0
+    layers: list[int] | None = None
+    latent_size: int | None = None
+    format: str | None = None
+    bias: bool = False
+
+
+@dataclass
+class Mamba:
+    """Mamba layers: a convolution and a recurrent state of fixed size for every request.
+
+    Mamba2, or Mamba1 where `mamba_dt_rank` is given: then a head is one channel wide. `state_dtype`
+    is of the recurrent state where it is not the model's.
+    """
+
+    mamba_n_heads: int = MISSING
+    mamba_d_head: int = MISSING
+    mamba_d_state: int = MISSING
+    mamba_n_groups: int = 1
+    mamba_d_conv: int = 4
+    mamba_conv_bias: bool = True
+    mamba_dt_rank: int | None = None
+    state_dtype: DType | None = None
+
+    @property
+    def intermediate_size(self) -> int:
+        """Channels of the state."""
+        return self.mamba_n_heads * self.mamba_d_head
+
+
+@dataclass
+class LinearAttention:
+    """Linear attention: a state of fixed size for every request.
+
+    `kind` is gated_delta_net (Qwen3-Next), kda (Kimi Linear) or lightning (MiniMax-Text, which has
+    no convolution).
+    """
+
+    kind: str = MISSING
+    linear_num_key_heads: int = MISSING
+    linear_num_value_heads: int = MISSING
+    linear_key_head_dim: int = MISSING
+    linear_value_head_dim: int = MISSING
+    linear_conv_kernel_dim: int = 4
+    state_dtype: DType | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in LINEAR_KINDS:
+            raise InvalidValue(
+                f"model.linear.kind must be one of {', '.join(LINEAR_KINDS)}, got {self.kind!r}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Elements of all key heads."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of all value heads."""
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+
+LINEAR_KINDS = ("gated_delta_net", "kda", "lightning")
+"""Kinds of linear attention whose state is known."""
+
+
+@dataclass
+class Heads:
+    """Heads of the sliding layers where they differ from those of the others."""
+
+    num_attention_heads: int = MISSING
+    num_key_value_heads: int = MISSING
+    head_dim: int = MISSING
+    v_head_dim: int | None = None
+
+
+@dataclass
+class Encoder:
+    """A vision encoder as an engine's profile runs it, on images of the largest size.
+
+    One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
+    becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
+    """
+
+    tokens_per_item: int = MISSING
+    patches_per_item: int = MISSING
+    patch_size: int = MISSING
+    hidden_size: int = MISSING
+    intermediate_size: int = MISSING
+    gated: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_item", "patches_per_item", "patch_size", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise InvalidValue(
+                    f"model.encoder.{name} must be at least 1, got {getattr(self, name)}"
+                )
+
+
+@dataclass
+class QuantizationConfig:
+    """How a checkpoint stores its matrices; `bits` of an element where the method allows several.
+
+    `group_size` elements of a row share one scale: 0 for one scale a row, -1 for one a matrix.
+    `block_size` instead is a side of a square of elements. `ignore` are modules at the base dtype:
+    a module's name or last part, or a regular expression after `re:`.
+    """
+
+    method: Quantization = MISSING
+    bits: int | None = None
+    group_size: int | None = None
+    block_size: int | None = None
+    zero_point: bool = False
+    act_order: bool = False
+    ignore: list[str] = field(default_factory=list)
