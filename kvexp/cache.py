@@ -61,7 +61,26 @@ def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec
             by_kind[kind] = _specs_of(deployment, kind)
         for part, spec in by_kind[kind].items():
             specs[f"layers.{index}{part}"] = spec
+    if shape.pp_rank == deployment.pp - 1:
+        specs.update(_draft_specs(deployment))
     return specs
+
+
+def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
+    """The layers of a drafting model, which follow the model's on the last stage."""
+    drafts = deployment.speculation
+    if drafts is None or drafts.draft is None:
+        return {}
+    layers = drafts.draft.num_hidden_layers
+    alone = replace(
+        deployment,
+        model=drafts.draft,
+        pp=1,
+        speculation=None,
+        block_size=attention_block_size(deployment),
+    )
+    shape = RankShape(rank=0, tp_rank=0, pp_rank=0, first_layer=0, num_layers=layers)
+    return {f"draft.{name}": spec for name, spec in layer_specs(alone, shape).items()}
 
 
 def attention_block_size(deployment: Deployment) -> int:
@@ -102,7 +121,8 @@ def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
     state = _states(deployment).get(kind)
     if state is not None:
         page = None if _is_attention_free(deployment) else _full(deployment).page_size_bytes
-        specs[".mixer"] = replace(state, page_size_padded=page)
+        drafted = _num_drafted(deployment)
+        specs[".mixer"] = replace(state, page_size_padded=page, num_speculative_blocks=drafted)
     return specs
 
 
@@ -234,6 +254,11 @@ def _states(deployment: Deployment) -> dict[str, MambaSpec]:
     return {kind: make(deployment) for kind, make in makers.items() if kind in kinds}
 
 
+def _num_drafted(deployment: Deployment) -> int:
+    """Tokens drafted before each step: each has a state of its own, and a row of a convolution."""
+    return deployment.speculation.num_tokens if deployment.speculation is not None else 0
+
+
 def _mamba_state(deployment: Deployment) -> MambaSpec:
     """Convolution and recurrent state of Mamba on one rank.
 
@@ -241,14 +266,15 @@ def _mamba_state(deployment: Deployment) -> MambaSpec:
     """
     mamba, tp = deployment.model.mamba, deployment.tp
     assert mamba is not None
-    conv = mamba.intermediate_size // tp
+    conv, rows = mamba.intermediate_size // tp, mamba.mamba_d_conv - 1
     if mamba.mamba_dt_rank is None:
         groups = mamba.mamba_n_groups if mamba.mamba_n_groups % tp == 0 else tp
         conv = (mamba.intermediate_size + 2 * groups * mamba.mamba_d_state) // tp
+        rows += _num_drafted(deployment)
     return MambaSpec(
         block_size=deployment.max_model_len,
         shapes=(
-            (mamba.mamba_d_conv - 1, conv),
+            (rows, conv),
             (mamba.mamba_n_heads // tp, mamba.mamba_d_head, mamba.mamba_d_state),
         ),
         dtypes=(deployment.dtype.value, (mamba.state_dtype or deployment.dtype).value),
@@ -267,9 +293,12 @@ def _linear_state(deployment: Deployment) -> MambaSpec:
             block_size=deployment.max_model_len, shapes=(state,), dtypes=(state_dtype,)
         )
     conv = (2 * linear.key_size + linear.value_size) // tp
+    rows = linear.linear_conv_kernel_dim - 1
+    if linear.kind == "gated_delta_net":
+        rows += _num_drafted(deployment)
     return MambaSpec(
         block_size=deployment.max_model_len,
-        shapes=((linear.linear_conv_kernel_dim - 1, conv), state),
+        shapes=((rows, conv), state),
         dtypes=(deployment.dtype.value, state_dtype),
     )
 

@@ -1,7 +1,7 @@
 """All that a plugin may import from kvexp."""
 
 from kvexp import cache, layers, simulate, terms, weights
-from kvexp.deployment import Deployment
+from kvexp.deployment import Deployment, LoraRoom, Speculation
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue, ProfilerUnavailable
@@ -58,6 +58,7 @@ __all__ = [
     "Knobs",
     "KvDtype",
     "KvGroup",
+    "LoraRoom",
     "Measurement",
     "Model",
     "NvmlDevice",
@@ -74,6 +75,7 @@ __all__ = [
     "Recorder",
     "Refusal",
     "Slice",
+    "Speculation",
     "Stage",
     "Tensor",
     "UnusableReading",

@@ -1,6 +1,7 @@
 """One engine on one kind of card with every value decided: no null is left."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvexp.dtypes import DType, KvDtype, Quantization
@@ -8,11 +9,30 @@ from kvexp.request import Gpu, Model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoraRoom:
+    """Room for `max_loras` adapters of `max_rank`."""
+
+    max_loras: int
+    max_rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speculation:
+    """`num_tokens` drafted by `method` before each step, by the model `draft` where it has one."""
+
+    method: str
+    num_tokens: int
+    draft: Model | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
     """What an engine resolves a request to.
 
     `total_bytes`, `free_bytes` (at the engine's baseline) and `used_by_others_bytes` are of one
-    card; every rank has one. `auto_fit`: `max_model_len` is lowered until one request fits.
+    card; every rank has one. `dp` replicas hold the same, `pp_partition` are the layers of each
+    stage where they were given. `mm_limits` are the most items of each modality in a request, for a
+    model that takes any. `auto_fit`: `max_model_len` is lowered until one request fits.
     `notes` are the assumptions made on the way, `flags` what starts the engine with these values.
     """
 
@@ -35,6 +55,11 @@ class Deployment:
     total_bytes: int
     free_bytes: int
     used_by_others_bytes: int
+    dp: int = 1
+    pp_partition: tuple[int, ...] | None = None
+    lora: LoraRoom | None = None
+    speculation: Speculation | None = None
+    mm_limits: Mapping[str, int] = field(default_factory=dict)
     auto_fit: bool = False
     notes: tuple[str, ...] = ()
     flags: str = ""
@@ -48,6 +73,11 @@ class Deployment:
     def kv_heads_per_rank(self) -> int:
         """KV heads that one rank stores; heads are replicated when tp exceeds them."""
         return max(1, self.model.kv_heads // self.tp)
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether adapters or drafts take memory beside the model."""
+        return self.lora is not None or self.speculation is not None
 
     def effective(self) -> dict[str, Any]:
         """The values that were used, as plain data for result.json."""
@@ -67,9 +97,28 @@ class Deployment:
             "max_num_seqs": self.max_num_seqs,
             "tp": self.tp,
             "pp": self.pp,
+            "dp": self.dp,
+            **self._extras(),
             "enforce_eager": self.enforce_eager,
             "total_bytes": self.total_bytes,
             "free_bytes": self.free_bytes,
             "used_by_others_bytes": self.used_by_others_bytes,
             "flags": self.flags,
         }
+
+    def _extras(self) -> dict[str, Any]:
+        """What was asked for beyond a plain model, by the names of a request."""
+        found: dict[str, Any] = {}
+        if self.pp_partition is not None:
+            found["pp_partition"] = list(self.pp_partition)
+        if self.lora is not None:
+            found["lora_max_loras"] = self.lora.max_loras
+            found["lora_max_rank"] = self.lora.max_rank
+        if self.speculation is not None:
+            found["speculative_method"] = self.speculation.method
+            found["speculative_num_tokens"] = self.speculation.num_tokens
+            if self.speculation.draft is not None:
+                found["speculative_model"] = self.speculation.draft.name
+        if self.mm_limits:
+            found["mm_limits"] = dict(self.mm_limits)
+        return found

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvexp.deployment import Deployment
+from kvexp.errors import InvalidValue
 from kvexp.request import Knobs
 from kvexp.results import KvGroup, Part, Profile, Refusal
 
@@ -72,6 +73,23 @@ class Engine(ABC):
     charges_context: ClassVar[bool] = False
     """True when the budget charges all memory outside the torch allocator, the CUDA context and
     neighbours included; False when only its growth over the engine's baseline is charged."""
+
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Which of `dp`, `pp_partition`, `lora`, `speculative` and `mm` the engine counts here."""
+
+    def decide(self, knobs: Knobs, name: str) -> Deployment:
+        """`resolve`, where the engine counts all that is asked for.
+
+        Raises:
+            InvalidValue: it does not, or a value is not allowed.
+        """
+        for key in knobs.extras():
+            if key not in self.counts:
+                raise InvalidValue(
+                    f"{key} is not counted for engine={name}: leave it at its default"
+                    f" (engine={name} counts {', '.join(self.counts) or 'none of its kind'})"
+                )
+        return self.resolve(knobs, name)
 
     @abstractmethod
     def resolve(self, knobs: Knobs, name: str) -> Deployment:

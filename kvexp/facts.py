@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from kvexp.errors import InvalidValue, RequestError
 from kvexp.hf import ids, read_model
@@ -16,6 +18,9 @@ from kvexp.request import Model
 
 OPTION = "hf"
 """The option of the group `model` whose facts are read from `model.path`."""
+
+_FILES = (".json", ".safetensors", ".gguf")
+_OR_PATH = "; with its config.json: speculative.model=FOLDER"
 
 _MODEL = re.compile(r"model=(.+)")
 _HF_ID = re.compile(r"\+{0,2}model\.hf_id=(.+)")
@@ -65,6 +70,60 @@ def _partial(node: DictConfig) -> list[str]:
         for name, part in parts.items()
         if isinstance(part, DictConfig) and OmegaConf.missing_keys(part)
     ]
+
+
+def with_draft(cfg: DictConfig, folders: Sequence[Path]) -> DictConfig:
+    """The configuration with the facts of `speculative.model`: an entry, an id or a path.
+
+    A path is replaced by the model's name, so that the same facts are the same point.
+
+    Raises:
+        InvalidValue: there is no such model, or it cannot be read.
+    """
+    named = OmegaConf.select(cfg, "speculative.model", throw_on_missing=False)
+    if named is None:
+        return cfg
+    model = _draft(str(named), folders)
+    filled = copy.deepcopy(cfg)
+    with open_dict(filled):
+        filled.speculative.draft = OmegaConf.structured(model)
+        filled.speculative.model = model.name
+    return filled
+
+
+def _draft(name: str, folders: Sequence[Path]) -> Model:
+    path = Path(name).expanduser()
+    if path.exists() or name.startswith((".", "~", "/")) or path.suffix in _FILES:
+        model = read_model(path, key="speculative.model")
+        model.path = None
+        _hold_literally(model)
+        return model
+    try:
+        option = _found(name, ids.index(folders)).option
+    except RequestError as error:
+        known = f"speculative.model: {error}"
+        raise InvalidValue(known.partition("; with its config.json")[0] + _OR_PATH) from None
+    for folder in folders:
+        file = folder / "model" / f"{option}.yaml"
+        if file.is_file():
+            return _entry(file)
+    options = sorted({path.stem for each in folders for path in (each / "model").glob("*.yaml")})
+    near = difflib.get_close_matches(option, options, n=1)
+    hint = f"; did you mean {near[0]}?" if near else _OR_PATH
+    raise InvalidValue(f"speculative.model {name} does not exist{hint}")
+
+
+def _entry(file: Path) -> Model:
+    """One file of the catalogue, read without its group.
+
+    Raises:
+        InvalidValue: a value is not allowed.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Model), OmegaConf.load(file))
+        return cast(Model, OmegaConf.to_object(merged))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise InvalidValue(f"{file.name}: {str(error).splitlines()[0]}") from None
 
 
 def _hold_literally(model: Model) -> None:

@@ -6,7 +6,7 @@ grouped formats have the compute dtype, those of 8-bit formats are fp32.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvexp.dtypes import DType, Quantization
 from kvexp.request import Model, QuantizationConfig
@@ -50,13 +50,17 @@ class Tensor:
     """One parameter or buffer on the device.
 
     `role` is linear (a matrix that weight quantisation covers), embedding, router, conv, norm, bias
-    or scale.
+    or scale. A module that maps `inputs` numbers to others states them and its `outputs`, one
+    figure for each module that is fused in it; `count` such modules stand in one tensor.
     """
 
     name: str
     numel: int
     itemsize_bytes: int
     role: str
+    inputs: int = 0
+    outputs: tuple[int, ...] = ()
+    count: int = 1
 
     @property
     def size_bytes(self) -> int:
@@ -80,20 +84,30 @@ def format_of(model: Model, quantization: Quantization | None) -> QuantizationCo
 
 def linear(
     name: str,
-    rows: int,
-    columns: int,
+    outputs: int | tuple[int, ...],
+    inputs: int,
     dtype: DType,
     stored: QuantizationConfig | None,
     *,
     count: int = 1,
 ) -> Iterator[Tensor]:
-    """`count` matrices of `rows` outputs and `columns` inputs, with what belongs to them."""
-    numel = count * rows * columns
+    """`count` matrices fused from as many as there are `outputs`, with what belongs to them."""
+    fused = (outputs,) if isinstance(outputs, int) else outputs
+    rows, columns = sum(fused), inputs
+    matrix = Tensor(
+        name=name,
+        numel=count * rows * columns,
+        itemsize_bytes=dtype.itemsize_bytes,
+        role="linear",
+        inputs=inputs,
+        outputs=fused,
+        count=count,
+    )
     if stored is None:
-        yield Tensor(name=name, numel=numel, itemsize_bytes=dtype.itemsize_bytes, role="linear")
+        yield matrix
         return
     bits = stored.bits or BITS[stored.method]
-    yield Tensor(name=name, numel=numel * bits // 8, itemsize_bytes=1, role="linear")
+    yield replace(matrix, numel=matrix.numel * bits // 8, itemsize_bytes=1)
     scales = count * _num_scales(stored, rows, columns)
     item = _SCALE_BYTES.get(stored.method, dtype.itemsize_bytes)
     yield Tensor(name=f"{name}.weight_scale", numel=scales, itemsize_bytes=item, role="scale")

@@ -14,7 +14,19 @@ _SWITCHES = (
 _CFG = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _KEYS = (
-    *("model", "gpu", "engine", "profiler", "tracking", "experiment", "sweep", "util", "tp", "pp"),
+    *(
+        "model",
+        "gpu",
+        "engine",
+        "profiler",
+        "tracking",
+        "experiment",
+        "sweep",
+        "util",
+        "tp",
+        "pp",
+        "dp",
+    ),
     *("dtype", "kv_dtype", "quantization", "block_size", "max_model_len", "max_num_seqs"),
 )
 _WITH_VALUE: dict[str, tuple[str, ...]] = {

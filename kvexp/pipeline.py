@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from kvexp.bench import Bench
 from kvexp.deployment import Deployment
@@ -67,7 +68,7 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
     """The pipeline itself, one line a step."""
     engine, bench = run.engine, progress.bench
     progress.enter(Stage.resolve)
-    deployment = progress.decided(_noted(engine.resolve(run, engine_name)))
+    deployment = progress.decided(_noted(engine.decide(run, engine_name)))
     with bench.measuring(run, deployment):
         progress.enter(Stage.start)
         deployment = progress.decided(on_device(deployment, bench.start()))
@@ -308,6 +309,7 @@ def summary(
         block_bytes=least.block_bytes,
         kv_tokens=plan.kv_tokens,
         max_concurrency=plan.max_concurrency,
+        **_replicas(deployment.dp, plan),
         budget=least.budget,
         profile=least.profile,
         layout=plan.layout,
@@ -344,6 +346,17 @@ def _size_by_rule(
         return predict(deployment, shape).size_bytes
     except InvalidValue:
         return None
+
+
+def _replicas(dp: int, plan: CachePlan) -> dict[str, Any]:
+    """What all replicas hold together, where there are several: each plans alone."""
+    if dp == 1:
+        return {}
+    return {
+        "num_replicas": dp,
+        "kv_tokens_total": dp * plan.kv_tokens,
+        "max_concurrency_total": dp * plan.max_concurrency,
+    }
 
 
 def refused(refusal: Refusal, stage: Stage) -> Result:

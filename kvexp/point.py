@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -13,7 +14,7 @@ from kvexp.at_hand import with_card
 from kvexp.comparison import Compare
 from kvexp.errors import InvalidValue, RequestError
 from kvexp.explain import explain, nearest
-from kvexp.facts import with_facts
+from kvexp.facts import with_draft, with_facts
 from kvexp.grammar import shown
 from kvexp.isolate import Worker
 from kvexp.registry import config_dirs
@@ -84,6 +85,7 @@ def compose_point(
     run, problem = None, ""
     try:
         cfg = with_facts(cfg, overrides, groups.get("model", ""))
+        cfg = with_draft(cfg, _folders())
     except InvalidValue as error:
         problem = str(error)
     try:
@@ -94,7 +96,7 @@ def compose_point(
         if not problem:
             run = Run.of(cfg)
             _check_timeout(run.profiler.timeout_s)
-            run.profiler.open(run.engine.resolve(run, groups["engine"]), run.engine)
+            run.profiler.open(run.engine.decide(run, groups["engine"]), run.engine)
             if isinstance(run.profiler, Compare):  # the options of those that are not asked
                 options = config["profiler"]["options"]
                 config["profiler"]["options"] = {name: options[name] for name in run.profiler.of}
@@ -110,6 +112,14 @@ def compose_point(
         run=None if problem else run,
         problem=problem,
     )
+
+
+def _folders() -> list[Path]:
+    """The folders of YAML that Hydra searches, the user's own first."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    own = [Path(source.path) for source in sources if source.schema == "file"]
+    ours = config_dirs()
+    return [*(path for path in own if path not in ours), *ours]
 
 
 def _check_timeout(timeout_s: float | None) -> None:

@@ -92,7 +92,7 @@ def to_dict(result: Result, origin: Origin | None = None) -> dict[str, Any]:
         "identity": origin.identity,
         "overrides": list(origin.overrides),
         "started_at": started_at.astimezone(UTC).isoformat() if started_at else None,
-        **{name: getattr(result, name) for name in _SCALARS},
+        **{name: getattr(result, name) for name in (*_SCALARS, *_REPLICAS)},
         "budget": _budget_dict(result.budget) if result.budget else None,
         "profile": _profile_dict(result.profile) if result.profile else None,
         "holding": _holding_dict(result.holding) if result.holding else None,
@@ -128,6 +128,9 @@ def from_dict(data: Mapping[str, Any]) -> Result:
     data = _upgraded(dict(data))
     return Result(
         **{name: data.get(name) for name in _SCALARS[3:]},
+        num_replicas=data.get("num_replicas"),
+        kv_tokens_total=data.get("kv_tokens_total"),
+        max_concurrency_total=data.get("max_concurrency_total"),
         status=Status(data["status"]),
         stage=Stage(data["stage"]),
         reason=data["reason"],
@@ -341,6 +344,7 @@ _SCALARS = (
     "max_concurrency_high",
     "allocated_bytes",
 )
+_REPLICAS = ("num_replicas", "kv_tokens_total", "max_concurrency_total")
 
 
 @cache
@@ -359,7 +363,13 @@ def _fields_dict(item: Any) -> dict[str, Any]:
 
 
 def _parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    return [_fields_dict(part) for part in parts]
+    return [_part_dict(part) for part in parts]
+
+
+def _part_dict(part: Part) -> dict[str, Any]:
+    found = _fields_dict(part)
+    included = _parts(found.pop("includes"))
+    return {**found, "includes": included} if included else found
 
 
 def _budget_dict(budget: Budget) -> dict[str, Any]:
@@ -413,7 +423,8 @@ def _compared(data: Mapping[str, Any]) -> Compared:
 
 
 def _part(data: Mapping[str, Any]) -> Part:
-    return Part(**{**data, "provenance": Provenance(data["provenance"])})
+    includes = tuple(_part(each) for each in data.get("includes", ()))
+    return Part(**{**data, "provenance": Provenance(data["provenance"]), "includes": includes})
 
 
 def _budget(data: Mapping[str, Any]) -> Budget:

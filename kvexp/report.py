@@ -8,7 +8,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -298,6 +298,11 @@ def _figure_lines(result: Result) -> Iterator[str]:
         length = result.effective.get("max_model_len")
         each = f" at {length:,} tokens a request" if isinstance(length, int) else ""
         yield f"max concurrency  {_concurrency(result)}{each}"
+    if result.num_replicas is not None:
+        yield (
+            f"replicas         {result.num_replicas}, together {result.kv_tokens_total:,} tokens,"
+            f" {result.max_concurrency_total:.2f}x"
+        )
     if result.verified is not None:
         yield f"verified         {_verified(result)}"
     yield from measured.lines(result)
@@ -317,13 +322,26 @@ def _about(result: Result) -> str:
     decided = result.effective
     if not {"model", "gpu", "engine", "tp", "util"} <= decided.keys():
         return ""
-    ranks = "".join(f", {key}={decided[key]}" for key in ("tp", "pp") if decided[key] > 1)
+    ranks = "".join(
+        f", {key}={decided[key]}" for key in ("tp", "pp", "dp") if decided.get(key, 1) > 1
+    )
     quantised = f", {decided['quantization']} weights" if decided["quantization"] else ""
     return (
         f"{decided['model']} on {decided['gpu']}, {decided['engine']} {decided['engine_version']}"
-        f"{ranks}, {decided['dtype']}{quantised}, {decided['kv_dtype']} KV cache,"
+        f"{ranks}, {decided['dtype']}{quantised}, {decided['kv_dtype']} KV cache,{_extras(decided)}"
         f" util {decided['util']:g}"
     )
+
+
+def _extras(decided: Mapping[str, Any]) -> str:
+    """Adapters and drafts, where there are any."""
+    found = ""
+    if "lora_max_loras" in decided:
+        found += f" {decided['lora_max_loras']} adapters of rank {decided['lora_max_rank']},"
+    if "speculative_method" in decided:
+        tokens = decided["speculative_num_tokens"]
+        found += f" {tokens} tokens drafted by {decided['speculative_method']},"
+    return found
 
 
 def _verified(result: Result) -> str:
@@ -356,10 +374,15 @@ def _group_lines(kind: str, groups: Sequence[KvGroup]) -> Iterator[str]:
 
 
 def _budget_lines(budget: Budget) -> Iterator[str]:
-    sizes = [*((part.name, part.size_bytes) for part in budget.parts)]
+    lines = [
+        (f"{'  of it ' if inner else ''}{part.name}", part)
+        for outer in budget.parts
+        for inner, part in [(False, outer), *((True, each) for each in outer.includes)]
+    ]
+    sizes = [*((name, part.size_bytes) for name, part in lines)]
     sizes.append(("= requested", budget.requested_bytes))
     widest = max(len(name) for name, _ in sizes)
-    whys = [*(f"  {part.provenance}: {part.reason}{_interval(part)}" for part in budget.parts), ""]
+    whys = [*(f"  {part.provenance}: {part.reason}{_interval(part)}" for _, part in lines), ""]
     yield (
         f"budget: {gib(budget.requested_bytes)} requested"
         f" ({_base(budget)}; total {gib(budget.total_bytes)},"

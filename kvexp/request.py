@@ -51,12 +51,16 @@ class Model:
 
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
-    layers read the cache of earlier ones. `qk_norm` (head, heads or full) is for types where a
-    config decides. `tower_parameters` counts what stands beside the decoder:
-    vision and audio encoders, projectors; `encoder` says what a vision encoder works on. `path` is
-    a checkpoint or config.json to read the facts from, `config_path` the section of it, `aliases`
-    are further ids with the same facts, `notes` the assumptions of the reader, and
-    `checkpoint_bytes` what the checkpoint's tensors take where they were read.
+    layers read the cache of earlier ones.
+    `qk_norm` (head, heads or full) is for types where a config decides.
+    `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
+    `target_hidden_size` are of a checkpoint that drafts for another model (EAGLE).
+    `tower_parameters` counts what stands beside the decoder: vision and audio encoders,
+    projectors; `audio_tower_parameters` of them are for audio; `encoder` says what a vision encoder
+    works on. `path` is a checkpoint or
+    config.json to read the facts from, `config_path` the section of it, `aliases` are further ids
+    with the same facts, `notes` the assumptions of the reader, and `checkpoint_bytes` what the
+    checkpoint's tensors take where they were read.
     """
 
     name: str = MISSING
@@ -94,7 +98,11 @@ class Model:
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
     encoder: Encoder | None = None
+    num_nextn_predict_layers: int = 0
+    draft_vocab_size: int | None = None
+    target_hidden_size: int | None = None
     tower_parameters: int = 0
+    audio_tower_parameters: int = 0
     path: str | None = None
     config_path: str | None = None
     aliases: list[str] = field(default_factory=list)
@@ -117,6 +125,8 @@ class Model:
             "sliding_window",
             "attention_chunk_size",
             "conv_L_cache",
+            "draft_vocab_size",
+            "target_hidden_size",
         ):
             if getattr(self, name) is not None:
                 _at_least_one(f"model.{name}", getattr(self, name))
@@ -133,6 +143,11 @@ class Model:
             raise InvalidValue(
                 f"model.num_kv_shared_layers must be below num_hidden_layers"
                 f" ({self.num_hidden_layers}), got {self.num_kv_shared_layers}"
+            )
+        if not 0 <= self.audio_tower_parameters <= max(0, self.tower_parameters):
+            raise InvalidValue(
+                "model.audio_tower_parameters must be at least 0 and at most tower_parameters"
+                f" ({self.tower_parameters}), got {self.audio_tower_parameters}"
             )
         self._check_layer_types()
         self._check_rope_scaling()
@@ -175,6 +190,11 @@ class Model:
     def owns_cache(self, index: int) -> bool:
         """Whether a layer keeps a cache of its own, rather than reading an earlier layer's."""
         return index < self.num_hidden_layers - self.num_kv_shared_layers
+
+    @property
+    def is_eagle3(self) -> bool:
+        """Whether it drafts from several layers of another model, by the name of its class."""
+        return "eagle3" in self.architecture.lower()
 
     @property
     def is_hybrid(self) -> bool:
@@ -305,7 +325,13 @@ class Gpu:
 
 
 LARGEST = 1 << 40
-LIMITS = {"num_hidden_layers": 10_000, "num_attention_heads": 1 << 20, "tp": 1 << 16, "pp": 10_000}
+LIMITS = {
+    "num_hidden_layers": 10_000,
+    "num_attention_heads": 1 << 20,
+    "tp": 1 << 16,
+    "pp": 10_000,
+    "dp": 1 << 16,
+}
 """The largest counts that are taken for meant; everything else ends at `LARGEST`."""
 
 AUTO_FIT = -1
@@ -313,10 +339,82 @@ AUTO_FIT = -1
 
 
 @dataclass
+class Lora:
+    """LoRA adapters that an engine keeps room for: `max_loras` at once, of `max_rank` at most.
+
+    Either of them turns LoRA on, the other is then the engine's default.
+    """
+
+    max_loras: int | None = None
+    max_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_loras", "max_rank"):
+            if getattr(self, name) is not None:
+                _at_least_one(f"lora.{name}", getattr(self, name))
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is any."""
+        return self.max_loras is not None or self.max_rank is not None
+
+
+@dataclass
+class Speculative:
+    """Speculative decoding: `num_tokens` are drafted by `method` before each step.
+
+    `model` drafts them: an entry of the catalogue, a Hugging Face id or a path. `draft` are its
+    facts; they are read from `model`.
+    """
+
+    method: str | None = None
+    model: str | None = None
+    num_tokens: int | None = None
+    draft: Model | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_tokens is not None:
+            _at_least_one("speculative.num_tokens", self.num_tokens)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is any."""
+        return any(value is not None for value in (self.method, self.model, self.num_tokens))
+
+
+@dataclass
+class Limits:
+    """The most items of each modality in one request; null: the engine's default."""
+
+    image: int | None = None
+    video: int | None = None
+    audio: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in self.given.items():
+            if not 0 <= limit <= LARGEST:
+                raise InvalidValue(f"mm.limits.{name} must be at least 0, got {str(limit)[:40]}")
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that are not null."""
+        each = {"image": self.image, "video": self.video, "audio": self.audio}
+        return {name: limit for name, limit in each.items() if limit is not None}
+
+
+@dataclass
+class Multimodal:
+    """What a request may hold beside text."""
+
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
 class Knobs:
     """The values that a user turns; scripts rely on these names.
 
-    `max_model_len` may be -1 where the engine can fit the length to the memory.
+    `max_model_len` may be -1 where the engine can fit the length to the memory. `pp_partition` are
+    the layers of each pipeline stage, `dp` the replicas of an engine.
     """
 
     model: Model = MISSING
@@ -331,7 +429,12 @@ class Knobs:
     max_num_seqs: int | None = None
     tp: int = 1
     pp: int = 1
+    dp: int = 1
+    pp_partition: list[int] | None = None
     enforce_eager: bool = False
+    lora: Lora = field(default_factory=Lora)
+    speculative: Speculative = field(default_factory=Speculative)
+    mm: Multimodal = field(default_factory=Multimodal)
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
@@ -339,13 +442,35 @@ class Knobs:
                 _at_least_one(name, getattr(self, name))
         if self.max_model_len not in (None, AUTO_FIT):
             _at_least_one("max_model_len", self.max_model_len)
-        for name in ("tp", "pp"):
+        for name in ("tp", "pp", "dp"):
             _at_least_one(name, getattr(self, name))
+        self._check_partition()
         if self.util is not None and not 0 < self.util <= 1:
             hint = f"; did you mean {self.util / 100:g}?" if 10 <= self.util <= 100 else ""
             raise InvalidValue(
                 "util must be above 0 and at most 1 (a fraction of the card),"
                 f" got {self.util:g}{hint}"
+            )
+
+    def extras(self) -> list[str]:
+        """What is asked for that not every engine counts, by its key."""
+        asked = {
+            "dp": self.dp != 1,
+            "pp_partition": self.pp_partition is not None,
+            "lora": self.lora.is_asked,
+            "speculative": self.speculative.is_asked,
+            "mm": bool(self.mm.limits.given),
+        }
+        return [key for key, is_asked in asked.items() if is_asked]
+
+    def _check_partition(self) -> None:
+        partition, layers = self.pp_partition, self.model.num_hidden_layers
+        if partition is None:
+            return
+        if len(partition) != self.pp or sum(partition) != layers or min(partition) < 0:
+            raise InvalidValue(
+                f"pp_partition must be {self.pp} numbers of layers (pp) that sum to {layers} for"
+                f" {self.model.name}, got {list(partition)}"
             )
 
 

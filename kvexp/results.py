@@ -50,7 +50,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """One named share of a budget.
+    """One named share of a budget; `includes` are shares of it that are worth a name.
 
     `low_bytes` and `high_bytes` bound a prediction by the residuals of its fit; null where the
     size is exact or nothing is known of its error.
@@ -62,6 +62,7 @@ class Part:
     reason: str
     low_bytes: int | None = None
     high_bytes: int | None = None
+    includes: tuple["Part", ...] = ()
 
     @property
     def below_bytes(self) -> int:
@@ -282,7 +283,8 @@ class Result:
     `num_blocks`, `kv_tokens` and `max_concurrency` are what the engine would print, 0 when it
     refuses and null when the point ended before they were known. The same names with `_low` and
     `_high` carry what is uncertain: the terms' intervals, and the card's total where only a
-    printed figure is known; null where nothing is.
+    printed figure is known; null where nothing is. `num_replicas` data-parallel engines hold
+    `kv_tokens_total` and `max_concurrency_total` together, where there are several.
     `requested` holds the values as asked for (null: the engine's default), `effective` the
     values that were used. `readings` are the raw counters of a measuring profiler. `verified`:
     the cache was really allocated and the largest forward ran on top of it; where it did not,
@@ -305,6 +307,9 @@ class Result:
     block_bytes: int | None = None
     kv_tokens: int | None = None
     max_concurrency: float | None = None
+    num_replicas: int | None = None
+    kv_tokens_total: int | None = None
+    max_concurrency_total: float | None = None
     allocated_bytes: int | None = None
     verified: bool | None = None
     largest_util: float | None = None

@@ -9,6 +9,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from kvexp.engine import Engine
 from kvexp.parts import (
+    Compressed,
+    Encoder,
     Heads,
     LinearAttention,
     Mamba,
@@ -44,6 +46,8 @@ class Run(Knobs):
 
 MODEL_PARTS = {
     "sliding_heads": Heads,
+    "compressed": Compressed,
+    "encoder": Encoder,
     "mla": Mla,
     "moe": Moe,
     "mamba": Mamba,
@@ -80,6 +84,11 @@ def requested_values(config: dict[str, Any], engine: str, profiler: str) -> dict
         "profiler": profiler,
         "usage": config["engine"].get("usage"),
         **{name: config[name] for name in KNOB_NAMES},
+        **{
+            f"{part}_{name}": config[part][name]
+            for part, names in PART_NAMES.items()
+            for name in names
+        },
         "total_bytes": gpu["total_bytes"],
         "free_bytes": gpu["free_bytes"],
         "used_by_others_bytes": gpu["used_by_others_bytes"],
@@ -97,5 +106,13 @@ KNOB_NAMES = (
     "max_num_seqs",
     "tp",
     "pp",
+    "dp",
+    "pp_partition",
     "enforce_eager",
 )
+
+PART_NAMES = {
+    "lora": ("max_loras", "max_rank"),
+    "speculative": ("method", "model", "num_tokens"),
+    "mm": ("limits",),
+}

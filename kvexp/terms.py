@@ -19,7 +19,9 @@ COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
 
 def stages(deployment: Deployment) -> tuple[RankShape, ...]:
     """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
-    ranges = cache.pp_layer_ranges(deployment.model.num_hidden_layers, deployment.pp)
+    ranges = cache.pp_layer_ranges(
+        deployment.model.num_hidden_layers, deployment.pp, deployment.pp_partition
+    )
     return tuple(
         RankShape(
             rank=pp_rank * deployment.tp + tp_rank,

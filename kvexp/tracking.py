@@ -37,6 +37,7 @@ AXES = (
     "max_num_seqs",
     "tp",
     "pp",
+    "dp",
 )
 """Numeric knobs that are also metrics, as `axis.<name>`: params are text and sort as text."""
 
@@ -72,6 +73,9 @@ _METRICS = (
     "max_concurrency",
     "max_concurrency_low",
     "max_concurrency_high",
+    "num_replicas",
+    "kv_tokens_total",
+    "max_concurrency_total",
     "allocated_bytes",
     "duration_s",
 )
@@ -395,6 +399,8 @@ def metrics_of(data: Mapping[str, Any]) -> dict[str, float]:
     values |= {name: profile.get(name) for name in _PROFILE_METRICS}
     values |= {name: budget.get(name) for name in _BUDGET_METRICS}
     values |= {name: (data.get("holding") or {}).get(name) for name in _HOLDING_METRICS}
+    included = (each for part in profile.get("parts", ()) for each in part.get("includes", ()))
+    values |= {f"{each['name']}_bytes": each["size_bytes"] for each in included}
     if profile:
         values["peak_bytes"] = sum(profile[name] for name in _PROFILE_METRICS[:3])
     if budget:

@@ -4,7 +4,7 @@ What belongs to a model type stands in `architectures`, how a matrix is stored i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kvexp.architectures import Architecture, architecture_of, is_known
@@ -49,14 +49,19 @@ _Linear = Callable[..., Iterator[Tensor]]
 class Slice:
     """The share of one rank: `num_layers` layers, 1/`tp` of the split dimensions.
 
-    `whole_experts`: experts are dealt out whole rather than each split over the ranks.
+    Each expert is split over `expert_tp` ranks (0: over `tp`), or experts are dealt out whole to
+    `ep` ranks, the first ones taking what is left over; `ep_rank` is the place among them. Experts
+    that every token passes are split over `shared_tp` (0: over `tp`).
     """
 
     tp: int
     num_layers: int
     first_stage: bool
     last_stage: bool
-    whole_experts: bool = False
+    expert_tp: int = 0
+    shared_tp: int = 0
+    ep: int = 1
+    ep_rank: int = 0
 
 
 def padded_vocab_size(model: Model, multiple: int = 64) -> int:
@@ -94,10 +99,15 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
             yield _tensor("lm_head.bias", rows, dtype, "bias")
 
 
-def towers(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
+def towers(
+    model: Model, share: Slice, dtype: DType, *, vision: bool = True, audio: bool = True
+) -> Iterator[Tensor]:
     """Encoders and projectors beside the decoder, split as its layers are."""
-    if model.tower_parameters and share.first_stage:
-        yield _tensor("towers", model.tower_parameters // share.tp, dtype, "tower")
+    count = model.audio_tower_parameters if audio else 0
+    if vision:
+        count += model.tower_parameters - model.audio_tower_parameters
+    if count and share.first_stage:
+        yield _tensor("towers", count // share.tp, dtype, "tower")
 
 
 def attention(
@@ -116,8 +126,8 @@ def attention(
     elif kind == "conv":
         assert model.conv_L_cache is not None
         inner, hidden = model.hidden_size // share.tp, model.hidden_size
-        yield _tensor("conv", inner * model.conv_L_cache, dtype, "conv")
-        yield from make("in_proj", 3 * inner, hidden)
+        yield _module("conv", inner, model.conv_L_cache, dtype, "conv")
+        yield from make("in_proj", (inner, inner, inner), hidden)
         yield from make("out_proj", hidden, inner)
     if kind in ("mlp", "mamba", "linear_attention", "conv"):
         return
@@ -171,24 +181,25 @@ def mlp(
         return
     make = partial(_linear, stored, dtype, f"model.layers.{index}.")
     if not model.has_experts(index) or known.beside_dense:
-        yield from _mlp("", model.hidden_size, model.intermediate_size, share, dtype, known, make)
+        width = model.intermediate_size
+        yield from _mlp("", model.hidden_size, width, share.tp, dtype, known, make)
         if known.mlp_sub_norm:
             yield _tensor("ffn_sub_norm", model.intermediate_size, dtype, "norm")
     if not model.has_experts(index):
         return
     moe = model.moe
     assert moe is not None
-    yield _tensor("gate", moe.num_experts * model.hidden_size, dtype, "router")
+    yield _module("gate", moe.num_experts, model.hidden_size, dtype, "router")
     if moe.bias:
         yield _tensor("gate.bias", moe.num_experts, dtype, "bias")
     if known.router_bias:
         yield Tensor(name="gate.correction", numel=moe.num_experts, itemsize_bytes=4, role="bias")
     yield from _experts(model, moe, share, dtype, known, make)
     if moe.shared_intermediate_size:
-        width = moe.shared_intermediate_size
-        yield from _mlp("shared_experts.", model.hidden_size, width, share, dtype, known, make)
+        width, tp = moe.shared_intermediate_size, share.shared_tp or share.tp
+        yield from _mlp("shared_experts.", model.hidden_size, width, tp, dtype, known, make)
         if known.shared_gate:
-            yield _tensor("shared_expert_gate", model.hidden_size, dtype, "router")
+            yield _module("shared_expert_gate", 1, model.hidden_size, dtype, "router")
 
 
 def layer_norms(model: Model, dtype: DType) -> Iterator[Tensor]:
@@ -222,8 +233,10 @@ def bytes_by_module(model: Model, quantization: Quantization | None) -> dict[str
         sizes[module] = sizes.get(module, 0) + tensor.size_bytes
     rows = _padding(model, model.torch_dtype.itemsize_bytes)
     if not model.tie_word_embeddings:
-        sizes["head"] -= rows // 2
-        rows -= rows // 2
+        own = padded_vocab_size(model) - model.vocab_size
+        head = own * (model.hidden_size + architecture_of(model).head_bias)
+        sizes["head"] -= head * model.torch_dtype.itemsize_bytes
+        rows -= head * model.torch_dtype.itemsize_bytes
     sizes["embedding"] -= rows
     return sizes
 
@@ -233,7 +246,8 @@ def _padding(model: Model, item: int) -> int:
     rows = padded_vocab_size(model) - model.vocab_size
     known = architecture_of(model)
     tables = 1 if model.tie_word_embeddings else 2
-    return item * (rows * (tables * model.hidden_size + known.head_bias) + known.normalizer)
+    extra = rows * (tables * model.hidden_size + known.head_bias) + known.normalizer
+    return item * extra
 
 
 def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
@@ -267,13 +281,13 @@ def _head_attention(
     value_dim = heads.v_head_dim or heads.head_dim
     num_q = heads.num_attention_heads // share.tp
     num_kv = max(1, heads.num_key_value_heads // share.tp)
-    q = num_q * heads.head_dim * (2 if known.query_gate else 1)
-    qkv = q + num_kv * (heads.head_dim + value_dim)
-    if not model.owns_cache(index):
-        qkv = q  # keys and values are an earlier layer's
-    yield from make(f"{prefix}qkv_proj", qkv, model.hidden_size)
+    outputs: tuple[int, ...] = (num_q * heads.head_dim * (2 if known.query_gate else 1),)
+    if model.owns_cache(index):
+        outputs += (num_kv * heads.head_dim, num_kv * value_dim)
+    inputs = model.hidden_size * (2 if model.is_eagle3 and index == 0 else 1)
+    yield from make(f"{prefix}qkv_proj", outputs, inputs)
     if model.attention_bias:
-        yield _tensor(f"{prefix}qkv_proj.bias", qkv, dtype, "bias")
+        yield _tensor(f"{prefix}qkv_proj.bias", sum(outputs), dtype, "bias")
     yield from make(f"{prefix}o_proj", model.hidden_size, num_q * value_dim)
     if known.output_bias:
         yield _tensor(f"{prefix}o_proj.bias", model.hidden_size, dtype, "bias")
@@ -289,11 +303,11 @@ def _latent_attention(
     """MLA: the projections to the latent are replicated, those to the heads are split."""
     heads = model.num_attention_heads // share.tp
     query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    down = mla.latent_size
+    down: tuple[int, ...] = (mla.latent_size,)
     if mla.q_lora_rank is None:
         yield from make("q_proj", query, model.hidden_size)
     else:
-        down += mla.q_lora_rank
+        down = (mla.q_lora_rank, *down)
         yield from make("q_b_proj", query, mla.q_lora_rank)
     yield from make("kv_a_proj", down, model.hidden_size)
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -346,12 +360,13 @@ def _mamba(
     inner, hidden = heads * mamba.mamba_d_head, model.hidden_size
     state, rank = mamba.mamba_d_state, mamba.mamba_dt_rank
     groups = max(1, mamba.mamba_n_groups // share.tp)
-    conv = inner if rank is not None else inner + 2 * groups * state
-    yield _tensor("conv1d", conv * mamba.mamba_d_conv, dtype, "conv")
+    parts = (inner,) if rank is not None else (inner, groups * state, groups * state)
+    conv = sum(parts)
+    yield _module("conv1d", parts, mamba.mamba_d_conv, dtype, "conv")
     if mamba.mamba_conv_bias:
         yield _tensor("conv1d.bias", conv, dtype, "bias")
     if rank is not None:
-        yield from make("in_proj", 2 * inner, hidden)
+        yield from make("in_proj", (inner, inner), hidden)
         yield from make("x_proj", rank + 2 * state, inner)
         yield from make("dt_proj", inner, rank)
         yield _tensor("dt_proj.bias", inner, dtype, "bias")
@@ -361,7 +376,7 @@ def _mamba(
         if model.model_type == "jamba":
             yield _tensor("dt_b_c_norms", rank + 2 * state, dtype, "norm")
         return
-    yield from make("in_proj", inner + conv + heads, hidden)
+    yield from make("in_proj", (inner, *parts, heads), hidden)
     yield Tensor(name="A", numel=heads, itemsize_bytes=4, role="scale")
     yield _tensor("D", heads, dtype, "scale")
     yield _tensor("dt_bias", heads, dtype, "scale")
@@ -376,21 +391,21 @@ def _linear_attention(
     key, value = known.key_size // share.tp, known.value_size // share.tp
     heads, hidden = known.linear_num_value_heads // share.tp, model.hidden_size
     if known.kind == "lightning":
-        yield from make("qkv_proj", 3 * value, hidden)
+        yield from make("qkv_proj", (value, value, value), hidden)
         yield from make("output_gate", value, hidden)
         yield from make("out_proj", hidden, value)
         yield _tensor("norm", value, dtype, "norm")
         return
-    yield _tensor("conv1d", (2 * key + value) * known.linear_conv_kernel_dim, dtype, "conv")
+    yield _module("conv1d", 2 * key + value, known.linear_conv_kernel_dim, dtype, "conv")
     if known.kind == "gated_delta_net":
-        yield from make("in_proj_qkvz", 2 * key + 2 * value, hidden)
-        yield from make("in_proj_ba", 2 * heads, hidden)
+        yield from make("in_proj_qkvz", (key, key, value, value), hidden)
+        yield from make("in_proj_ba", (heads, heads), hidden)
         yield _tensor("dt_bias", heads, dtype, "scale")
         yield Tensor(name="A_log", numel=heads, itemsize_bytes=4, role="scale")
         yield _tensor("norm", known.linear_value_head_dim, dtype, "norm")
     else:
         size = known.linear_value_head_dim
-        yield from make("qkv_proj", 2 * key + value, hidden)
+        yield from make("qkv_proj", (key, key, value), hidden)
         for gate in ("f", "g"):
             yield _tensor(f"{gate}_a_proj", size * hidden, dtype, "router")
             yield from make(f"{gate}_b_proj", value, size)
@@ -405,14 +420,14 @@ def _mlp(
     prefix: str,
     hidden: int,
     width: int,
-    share: Slice,
+    tp: int,
     dtype: DType,
     known: Architecture,
     make: _Linear,
 ) -> Iterator[Tensor]:
-    own = width // share.tp
+    own = width // tp
     if known.gated:
-        yield from make(f"{prefix}gate_up_proj", 2 * own, hidden)
+        yield from make(f"{prefix}gate_up_proj", (own, own), hidden)
     else:
         yield from make(f"{prefix}up_proj", own, hidden)
     if known.mlp_bias:
@@ -426,32 +441,48 @@ def _experts(
     model: Model, moe: Moe, share: Slice, dtype: DType, known: Architecture, make: _Linear
 ) -> Iterator[Tensor]:
     count, width = moe.num_experts, moe.moe_intermediate_size
-    if share.whole_experts:
-        count = -(-count // share.tp)
+    if share.ep > 1:
+        count, left = divmod(count, share.ep)
+        count += share.ep_rank < left
         yield Tensor(name="expert_map", numel=moe.num_experts, itemsize_bytes=4, role="scale")
     else:
-        width //= share.tp
+        width //= share.expert_tp or share.tp
     size = moe.latent_size or model.hidden_size
     if moe.latent_size is not None:
         yield from make("latent_down_proj", size, model.hidden_size)
         yield from make("latent_up_proj", model.hidden_size, size)
     if moe.format == "mxfp4":
         width = _up(width, MXFP4_WIDTH)
-    for name, rows, columns in (
-        ("experts.w13", 2 * width if known.gated else width, size),
-        ("experts.w2", size, width),
+    for name, outputs, inputs in (
+        ("experts.w13", (width, width) if known.gated else (width,), size),
+        ("experts.w2", (size,), width),
     ):
-        if moe.format == "mxfp4":  # two elements a byte, one byte of scale for each 32 of a row
-            numel = count * rows * columns
-            scales = count * _up(rows, 256) * _up(columns // 32, 4)
-            yield Tensor(name=name, numel=numel // 2, itemsize_bytes=1, role="linear")
-            yield Tensor(name=f"{name}_scale", numel=scales, itemsize_bytes=1, role="scale")
+        if moe.format == "mxfp4":
+            yield from _mxfp4_experts(name, outputs, inputs, count)
         else:
-            yield from make(name, rows, columns, count=count)
+            yield from make(name, outputs, inputs, count=count)
     if moe.bias:
         kept = DType.fp32 if moe.format == "mxfp4" else dtype
         yield _tensor("experts.w13_bias", count * 2 * width, kept, "bias")
         yield _tensor("experts.w2_bias", count * model.hidden_size, kept, "bias")
+
+
+def _mxfp4_experts(
+    name: str, outputs: tuple[int, ...], inputs: int, count: int
+) -> Iterator[Tensor]:
+    """Two elements a byte, one byte of scale for each 32 of a row."""
+    rows = sum(outputs)
+    scales = count * _up(rows, 256) * _up(inputs // 32, 4)
+    yield Tensor(
+        name=name,
+        numel=count * rows * inputs // 2,
+        itemsize_bytes=1,
+        role="linear",
+        inputs=inputs,
+        outputs=outputs,
+        count=count,
+    )
+    yield Tensor(name=f"{name}_scale", numel=scales, itemsize_bytes=1, role="scale")
 
 
 _MODULES = {
@@ -481,13 +512,22 @@ def _linear(
     dtype: DType,
     layer: str,
     name: str,
-    rows: int,
-    columns: int,
+    outputs: int | tuple[int, ...],
+    inputs: int,
     *,
     count: int = 1,
 ) -> Iterator[Tensor]:
     modules = [layer + module for module in _MODULES.get(name, (name,))]
-    return linear(name, rows, columns, dtype, stored_as(stored, modules), count=count)
+    return linear(name, outputs, inputs, dtype, stored_as(stored, modules), count=count)
+
+
+def _module(
+    name: str, outputs: int | tuple[int, ...], inputs: int, dtype: DType, role: str
+) -> Tensor:
+    """A module that weight quantisation leaves alone."""
+    fused = (outputs,) if isinstance(outputs, int) else outputs
+    numel = sum(fused) * inputs
+    return replace(_tensor(name, numel, dtype, role), inputs=inputs, outputs=fused)
 
 
 def _norm(name: str, size: int, dtype: DType, known: Architecture) -> Iterator[Tensor]:

@@ -130,7 +130,8 @@ def test_keys_of_the_record():
         *("num_blocks", "num_blocks_low", "num_blocks_high", "block_size", "block_bytes"),
         *("kv_tokens", "kv_tokens_low", "kv_tokens_high"),
         *("max_concurrency", "max_concurrency_low", "max_concurrency_high"),
-        *("allocated_bytes", "budget", "profile", "holding", "refusal"),
+        *("allocated_bytes", "num_replicas", "kv_tokens_total", "max_concurrency_total"),
+        *("budget", "profile", "holding", "refusal"),
         *(
             "layout",
             "verified",

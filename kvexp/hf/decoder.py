@@ -134,6 +134,10 @@ BIAS_KEYS = (
 )
 
 
+DRAFTING_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Names of the number of layers that draft tokens (MTP)."""
+
+
 def decoder_facts(
     config: Mapping[str, Any], chosen: str | None, notes: list[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -202,7 +206,11 @@ def decoder_facts(
     if expert_format and facts["moe"] is not None:
         facts["moe"].format = "mxfp4"
         section.assume("the experts are stored as mxfp4 (quantization_config)")
-    facts["tower_parameters"] = tower_parameters(section, hidden)
+    facts["num_nextn_predict_layers"] = section.integer(*DRAFTING_KEYS, least=0) or 0
+    facts["draft_vocab_size"] = section.around().integer("draft_vocab_size")
+    facts["target_hidden_size"] = section.around().integer("target_hidden_size")
+    total, audio = tower_parameters(section, hidden)
+    facts["tower_parameters"], facts["audio_tower_parameters"] = total, audio
     facts["encoder"] = images.encoder(section)
     return facts
 

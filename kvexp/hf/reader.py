@@ -1,5 +1,6 @@
 """From a path to the facts of a model: what `model=hf model.path=...` means."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvexp.request import Model
 CONFIG = "config.json"
 MODELOPT = "hf_quant_config.json"
 
+_AUDIO = re.compile("audio|speech")
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
@@ -30,17 +32,22 @@ class _Files:
 
 
 def read_model(
-    path: Path, *, config_path: str | None = None, given: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    config_path: str | None = None,
+    given: Mapping[str, Any] | None = None,
+    key: str = "model.path",
 ) -> Model:
     """The model that a folder, a config.json, a safetensors, index or GGUF file describes.
 
-    `given` are facts that take the place of the file's, by the names of `Model`.
+    `given` are facts that take the place of the file's, by the names of `Model`; `key` is what
+    named the path.
 
     Raises:
         InvalidValue: a fact or a file is missing, damaged or not known; one line says which.
     """
     try:
-        files = _open(path)
+        files = _open(path, key)
     except OSError as error:
         raise InvalidValue(f"{path} cannot be read: {error.strerror or error}") from None
     notes: list[str] = []
@@ -63,10 +70,10 @@ def _repository(config: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name.count("/") == 1 and name[0] not in "./" else None
 
 
-def _open(path: Path) -> _Files:
+def _open(path: Path, key: str) -> _Files:
     if not path.exists():
         raise InvalidValue(
-            f"model.path {path} does not exist; it is a folder or file of this machine, nothing is"
+            f"{key} {path} does not exist; it is a folder or file of this machine, nothing is"
             " downloaded"
         )
     if path.is_dir():
@@ -84,7 +91,7 @@ def _open(path: Path) -> _Files:
             source=f"{path.name} of {path.resolve().parent.name}",
         )
     raise InvalidValue(
-        f"model.path {path} must be a folder, a config.json, a .safetensors file, its index or a"
+        f"{key} {path} must be a folder, a config.json, a .safetensors file, its index or a"
         " .gguf file"
     )
 
@@ -145,9 +152,11 @@ def _complete_dtype(
 def _compare(model: Model, checkpoint: Checkpoint, notes: list[str]) -> None:
     """Note what the tensors take, and where that is not what the formula says."""
     kept = loaded(checkpoint, num_layers=model.num_hidden_layers, tied=model.tie_word_embeddings)
-    in_towers = sum(t.numel for t in kept.tensors if module_of(t.name) == "towers")
+    in_towers = [tensor for tensor in kept.tensors if module_of(tensor.name) == "towers"]
     if in_towers:
-        model.tower_parameters = in_towers
+        model.tower_parameters = sum(tensor.numel for tensor in in_towers)
+        audio = (tensor.numel for tensor in in_towers if _AUDIO.search(tensor.name))
+        model.audio_tower_parameters = sum(audio)
         notes[:] = [note for note in notes if "by the rule of a plain encoder" not in note]
     model.checkpoint_bytes = kept.size_bytes
     count = len(kept.files)

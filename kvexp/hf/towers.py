@@ -21,15 +21,19 @@ DEFAULTS = {
 """Width, layers, MLP width and patch where a published config leaves them out."""
 
 
-def tower_parameters(config: Section, hidden: int) -> int:
-    """Parameters beside the decoder, 0 for a text model."""
-    total = _own_encoder(config, hidden) + _layer_inputs(config, hidden)
+def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
+    """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
+    vision, audio = _layer_inputs(config, hidden), _own_encoder(config, hidden)
     for place in _places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = place.inner(*keys)
-            if tower is not None and tower.values:
-                total += _encoder(tower, config, hidden)
-    return total
+            if tower is None or not tower.values:
+                continue
+            count = _encoder(tower, config, hidden)
+            vision, audio = (
+                (vision + count, audio) if keys is VISION_KEYS else (vision, audio + count)
+            )
+    return vision + audio, audio
 
 
 def _layer_inputs(config: Section, hidden: int) -> int:

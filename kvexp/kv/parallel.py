@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-def pp_layer_ranges(num_layers: int, pp: int) -> list[tuple[int, int]]:
-    """Return the [first, last) layers of each pipeline stage.
+
+def pp_layer_ranges(
+    num_layers: int, pp: int, partition: Sequence[int] | None = None
+) -> list[tuple[int, int]]:
+    """Return the [first, last) layers of each pipeline stage, those of `partition` if given.
 
     Layers that are left over go one each to the stages before the last, the nearest first; the
     last stage never takes one, and the first only when every other does
     (vLLM `distributed/utils.py: get_pp_indices`).
 
     Raises:
-        ValueError: If there are fewer layers than stages, or no stage.
+        ValueError: If there are fewer layers than stages, or no stage, or a partition of another
+            number of stages or layers.
     """
+    if partition is not None:
+        if len(partition) != pp or sum(partition) != num_layers or min(partition, default=0) < 0:
+            raise ValueError(f"{list(partition)} does not cut {num_layers} layers into {pp} stages")
+        return list(pairwise(accumulate(partition, initial=0)))
     if pp < 1 or num_layers < pp:
         raise ValueError(f"{num_layers} layers cannot be cut over {pp} pipeline stages")
     share, left = divmod(num_layers, pp)

@@ -34,6 +34,8 @@ def check_measurable(profiler: str, deployment: Deployment) -> None:
     """
     if deployment.pp > 1:
         raise InvalidValue(f"{profiler} measures tensor-parallel ranks, got pp={deployment.pp}")
+    if deployment.has_extras:
+        raise InvalidValue(f"{profiler} measures the model alone, without lora and speculative")
     if deployment.quantization is not None:
         raise InvalidValue(
             f"{profiler} measures unquantised weights,"

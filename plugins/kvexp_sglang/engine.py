@@ -62,6 +62,7 @@ class Sglang(FreeMemoryEngine):
     mamba_ssm_dtype: DType = DType.fp32
     disable_radix_cache: bool = False
 
+    counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition")
     title: ClassVar[str] = "SGLang"
     base: ClassVar[str] = "free before load"
     fraction_name: ClassVar[str] = "mem_fraction_static"
@@ -98,6 +99,8 @@ class Sglang(FreeMemoryEngine):
             max_num_seqs=knobs.max_num_seqs or MOST_REQUESTS,
             tp=knobs.tp,
             pp=knobs.pp,
+            dp=knobs.dp,
+            pp_partition=tuple(knobs.pp_partition) if knobs.pp_partition else None,
             enforce_eager=knobs.enforce_eager,
             total_bytes=knobs.gpu.total_bytes,
             free_bytes=terms.free_at_start(knobs, after_communicator=True),
@@ -113,6 +116,7 @@ class Sglang(FreeMemoryEngine):
             f"--context-length {deployment.max_model_len}",
             f"--chunked-prefill-size {deployment.max_num_batched_tokens}",
             f"--tp-size {deployment.tp} --pp-size {deployment.pp}",
+            *([f"--dp-size {deployment.dp}"] if deployment.dp > 1 else []),
         ]
         if deployment.kv_dtype.name != deployment.dtype.name:
             words.append(f"--kv-cache-dtype {FLAG_NAMES[deployment.kv_dtype]}")

@@ -129,6 +129,8 @@ class Simulation(Measurement):
             raise simulate.Untraceable(
                 f"one GPU is simulated, got tp={deployment.tp} pp={deployment.pp}"
             )
+        if deployment.has_extras:
+            raise simulate.Untraceable("the model alone is simulated, without lora and speculative")
         if deployment.quantization is not None and self.request.config_path is None:
             raise simulate.Untraceable(
                 f"unquantised weights are simulated, got {deployment.quantization.name}"

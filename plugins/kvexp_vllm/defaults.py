@@ -162,6 +162,33 @@ def check_parallel(knobs: Knobs) -> None:
         )
 
 
+def check_replicas(knobs: Knobs, *, expert_parallel: bool) -> None:
+    """Experts are shared by the replicas: split over all of their ranks, or dealt out whole.
+
+    Raises:
+        InvalidValue: they do not divide; the message lists the sizes that work.
+    """
+    moe = knobs.model.moe
+    if knobs.dp == 1 or moe is None:
+        return
+    size = moe.moe_intermediate_size
+    if expert_parallel:
+        most = moe.num_experts // knobs.tp
+        if knobs.dp > most:
+            raise InvalidValue(
+                f"dp must be at most {most} for {knobs.model.name} with tp={knobs.tp}:"
+                f" {moe.num_experts} experts are dealt out, got {knobs.dp}"
+            )
+        return
+    if size % (knobs.tp * knobs.dp):
+        allowed = [n for n in range(1, size // knobs.tp + 1) if size % (knobs.tp * n) == 0]
+        raise InvalidValue(
+            f"dp must be one of {', '.join(map(str, allowed))} for {knobs.model.name} with"
+            f" tp={knobs.tp}, by the width of an expert ({size}), got {knobs.dp};"
+            " engine.enable_expert_parallel=true deals experts out whole"
+        )
+
+
 def check_context_parallel(knobs: Knobs, dcp: int) -> None:
     """Decode context parallelism divides tp, and needs spare ranks beyond the KV heads.
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from kvexp.contract import (
     AUTO_FIT,
@@ -14,7 +14,6 @@ from kvexp.contract import (
     InvalidValue,
     Knobs,
     KvDtype,
-    Model,
     Part,
     Profile,
     Provenance,
@@ -26,12 +25,22 @@ from kvexp.contract import (
     gib,
     parse_bytes_of,
     share_of_total,
+    terms,
     weights,
 )
-from kvexp_vllm import activation, buffers, defaults, fitted
+from kvexp_vllm import (
+    activation,
+    buffers,
+    defaults,
+    fitted,
+    flags,
+    lora,
+    multimodal,
+    speculation,
+)
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
-from kvexp_vllm.weights import adjusted_bytes, weights_memory_bytes
+from kvexp_vllm.weights import Loaded, Options, adjusted_bytes, weights_memory
 
 MEASURED_TYPES = (
     "llama",
@@ -64,7 +73,8 @@ class Vllm(Engine):
     `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
     `async_scheduling`: batches in flight overlap, as is the default.
-    `enable_expert_parallel`: whole experts on each tensor-parallel rank instead of slices of all.
+    `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
+    `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
     `kv_cache_memory_bytes`: the engine's own options of those names.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
@@ -75,21 +85,30 @@ class Vllm(Engine):
     v2_model_runner: bool | None = None
     async_scheduling: bool = True
     enable_expert_parallel: bool = False
+    fully_sharded_loras: bool = False
     decode_context_parallel_size: int = 1
     disable_hybrid_kv_cache_manager: bool = False
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
     share_of_total: float | None = None
 
+    counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
+
     @property
     def rules(self) -> VersionRules:
         """The facts of the version's column."""
         return version_rules(self.version)
 
-    def uses_v2_runner(self, model: Model) -> bool:
+    def uses_v2_runner(self, deployment: Deployment) -> bool:
         """Whether a model runs on the V2 model runner (`use_v2_model_runner`)."""
         if self.v2_model_runner is not None:
             return self.v2_model_runner
+        model, drafts = deployment.model, deployment.speculation
+        if drafts is not None and (
+            drafts.method not in speculation.ON_V2_RUNNER
+            or (drafts.method == "eagle3" and deployment.pp > 1)
+        ):
+            return False
         plain = not model.is_hybrid and (model.moe is None or model.architecture in V2_MOE)
         return self.rules.v2_runner == "all" or (self.rules.v2_runner == "dense" and plain)
 
@@ -102,7 +121,11 @@ class Vllm(Engine):
             )
         defaults.check_block_size(knobs)
         defaults.check_parallel(knobs)
+        defaults.check_replicas(knobs, expert_parallel=self.enable_expert_parallel)
         defaults.check_context_parallel(knobs, self.decode_context_parallel_size)
+        adapters, drafts = lora.room(knobs), speculation.resolve(knobs)
+        if self.fully_sharded_loras:
+            lora.check_sharding(knobs, adapters, expert_parallel=self.enable_expert_parallel)
         if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
             raise InvalidValue(
                 "engine.num_gpu_blocks_override must be at least 1,"
@@ -114,6 +137,7 @@ class Vllm(Engine):
         kv_dtype = _kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
+        speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         gpu = knobs.gpu
         free = gpu.free_bytes
         if free is None:
@@ -134,50 +158,36 @@ class Vllm(Engine):
             max_num_seqs=seqs,
             tp=knobs.tp,
             pp=knobs.pp,
+            dp=knobs.dp,
+            pp_partition=tuple(knobs.pp_partition) if knobs.pp_partition else None,
+            lora=adapters,
+            speculation=drafts,
+            mm_limits=multimodal.limits(knobs, rules),
             enforce_eager=knobs.enforce_eager,
             auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
             free_bytes=free,
             used_by_others_bytes=gpu.used_by_others_bytes,
-            notes=(*self._notes(knobs), *((dtype_note,) if dtype_note else ())),
+            notes=(
+                *self._notes(knobs),
+                *((dtype_note,) if dtype_note else ()),
+                *speculation.notes(knobs.pp, drafts),
+                *self._replica_notes(knobs),
+            ),
         )
         return replace(deployment, flags=self.flags(deployment))
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
-        words = [
-            f"vllm serve {deployment.model.hf_id} --gpu-memory-utilization {deployment.util:g}",
-            f"--block-size {deployment.block_size} --max-model-len {deployment.max_model_len}",
-            f"--max-num-batched-tokens {deployment.max_num_batched_tokens}",
-            f"--max-num-seqs {deployment.max_num_seqs}",
-            f"--tensor-parallel-size {deployment.tp} --pipeline-parallel-size {deployment.pp}",
-        ]
-        if deployment.kv_dtype.name != deployment.dtype.name:
-            words.append(f"--kv-cache-dtype {deployment.kv_dtype.value}")
-        if deployment.dtype is not deployment.model.torch_dtype:
-            words.append(f"--dtype {deployment.dtype.value}")
-        if deployment.quantization is not None:
-            words.append(f"--quantization {deployment.quantization.value}")
-        if deployment.enforce_eager:
-            words.append("--enforce-eager")
-        return " ".join(words)
+        return flags.command(
+            deployment,
+            expert_parallel=self.enable_expert_parallel,
+            fully_sharded_loras=self.fully_sharded_loras,
+        )
 
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
         """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
-        shapes: list[RankShape] = []
-        ranges = cache.pp_layer_ranges(deployment.model.num_hidden_layers, deployment.pp)
-        for pp_rank, (first, last) in enumerate(ranges):
-            for tp_rank in range(deployment.tp):
-                shapes.append(
-                    RankShape(
-                        rank=len(shapes),
-                        tp_rank=tp_rank,
-                        pp_rank=pp_rank,
-                        first_layer=first,
-                        num_layers=last - first,
-                    )
-                )
-        return tuple(shapes)
+        return terms.stages(deployment)
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
@@ -201,25 +211,32 @@ class Vllm(Engine):
             spread += 0.03
         if not self.rules.load_split_limit:
             spread += 0.001
-        size = weights_memory_bytes(
+        if deployment.has_extras:
+            spread += 0.005
+        loaded = weights_memory(
             deployment,
             shape,
-            whole_experts=self.enable_expert_parallel,
-            split_limit=self.rules.load_split_limit,
+            Options(
+                rules=self.rules,
+                expert_parallel=self.enable_expert_parallel,
+                fully_sharded_loras=self.fully_sharded_loras,
+            ),
         )
+        size = loaded.total_bytes
         error = int(spread * size) if spread else None
         return Part(
             name="weights",
             size_bytes=size,
-            provenance=(Provenance.derived if weights.is_known(model) else Provenance.assumed),
+            provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
             reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
             low_bytes=None if error is None else size - error,
             high_bytes=None if error is None else size + error,
+            includes=_beside(deployment, loaded),
         )
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
-        v2_runner = self.uses_v2_runner(deployment.model)
+        v2_runner = self.uses_v2_runner(deployment)
         peak = activation.peak(deployment, shape, self.rules, v2_runner=v2_runner)
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
         return _predicted(
@@ -236,7 +253,7 @@ class Vllm(Engine):
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
-        v2_runner = self.uses_v2_runner(deployment.model)
+        v2_runner = self.uses_v2_runner(deployment)
         growth = fitted.non_torch(deployment, v2_runner=v2_runner)
         if not self.rules.charges_whole_device:
             why = "growth over the baseline: kernels and library handles"
@@ -257,7 +274,7 @@ class Vllm(Engine):
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
-        estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment.model)
+        estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment)
         nothing = ""
         if deployment.enforce_eager:
             nothing = "eager: no graphs"
@@ -278,7 +295,7 @@ class Vllm(Engine):
         """See `Engine.beyond_budget`."""
         if self.rules.log_shape == "v0":
             return ()
-        v2_runner = self.uses_v2_runner(deployment.model)
+        v2_runner = self.uses_v2_runner(deployment)
         charged = self.rules.charges_whole_device
         graphs = (
             Estimate.exactly(0, "")
@@ -302,7 +319,7 @@ class Vllm(Engine):
 
     def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:
         """See `Engine.cached_bytes`."""
-        v2_runner = self.uses_v2_runner(deployment.model)
+        v2_runner = self.uses_v2_runner(deployment)
         lasting = activation.lasting_bytes(deployment, self.rules)
         return lasting + buffers.cached(deployment, self.rules, v2_runner=v2_runner)
 
@@ -347,8 +364,8 @@ class Vllm(Engine):
             in_flight_tokens=cache.max_in_flight_tokens(
                 deployment.max_num_batched_tokens,
                 pp=deployment.pp,
-                async_scheduling=self.async_scheduling,
-                v2_model_runner=self.uses_v2_runner(deployment.model),
+                async_scheduling=self.async_scheduling and _overlaps(deployment),
+                v2_model_runner=self.uses_v2_runner(deployment),
             ),
             auto_fit=deployment.auto_fit,
             hybrid=not self.disable_hybrid_kv_cache_manager,
@@ -439,6 +456,38 @@ class Vllm(Engine):
         if release_of(self.version) != MEASURED:
             notes.append(f"memory terms of vLLM {self.version} follow the rules measured on 0.26")
         return tuple(notes)
+
+    def _replica_notes(self, knobs: Knobs) -> list[str]:
+        moe, ranks = knobs.model.moe, knobs.tp * knobs.dp
+        if moe is None or not self.enable_expert_parallel or moe.num_experts % ranks == 0:
+            return []
+        return [
+            f"{moe.num_experts} experts are dealt out to {ranks} ranks unevenly: figures are of the"
+            " first replica, which holds the most"
+        ]
+
+
+def _overlaps(deployment: Deployment) -> bool:
+    """Whether steps may overlap: not with every method of speculation."""
+    drafts = deployment.speculation
+    return drafts is None or drafts.method in speculation.OVERLAPPED
+
+
+def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
+    """What the weights hold beside the model itself."""
+    found: list[Part] = []
+    room, drafts = deployment.lora, deployment.speculation
+    if room is not None:
+        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}, not measured"
+        found.append(_derived("lora", loaded.lora_bytes, reason))
+    if drafts is not None and drafts.draft is not None:
+        reason = f"{drafts.method} model {drafts.draft.name}, not measured"
+        found.append(_derived("draft", loaded.draft_bytes, reason))
+    return tuple(found)
+
+
+def _derived(name: str, size_bytes: int, reason: str) -> Part:
+    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.derived, reason=reason)
 
 
 def _predicted(name: str, reason: str, estimate: Estimate) -> Part:

@@ -1,8 +1,10 @@
 """What vLLM's versions do differently outside the cache planner.
 
 One row a column of releases, read from the wheels of 0.5.4, 0.6.3, 0.8.5, 0.11.0, 0.13.0, 0.18.0,
-0.21.0, 0.22.0, 0.26.0 and 0.33.0; what the sampler and the experts keep was read from start-up
-logs. A version between two rows takes the nearest older row.
+0.21.0, 0.22.0, 0.26.0 and 0.33.0; 0.12 and 0.15 from vLLM's pull requests 28545 (adapters without a
+vocabulary of their own), 21229 (adapters of experts) and 32757 (towers left out); what the sampler
+and the experts keep was read from start-up logs. A version between two rows takes the nearest older
+row.
 """
 
 import re
@@ -27,6 +29,9 @@ class VersionRules:
     top-k kernel keeps an fp32 row a multiprocessor. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
+    `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
+    `skips_towers`: a tower is not built when all its modalities are limited to none.
+    `mm_limit`: items of a modality in a request where no limit is given.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     """
 
@@ -45,6 +50,10 @@ class VersionRules:
     v2_profiles_images: bool = False
     log_shape: str = "two_lines"
     very_large_server_tokens: int = 8192
+    lora_extra_vocab: int = 256
+    lora_experts: bool = False
+    skips_towers: bool = False
+    mm_limit: int = 1
 
 
 _V0 = VersionRules(
@@ -61,8 +70,12 @@ _V1 = replace(
     _V0, first=(0, 8), seqs_by_memory=True, charges_whole_device=True, log_shape="two_lines"
 )
 _0_9 = replace(_V1, first=(0, 9), charges_whole_device=False, checks_free_memory=True)
-_0_12 = replace(_0_9, first=(0, 12), keeps_experts_workspace=True)
-_0_17 = replace(_0_12, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
+_0_11 = replace(_0_9, first=(0, 11), mm_limit=999)
+_0_12 = replace(
+    _0_11, first=(0, 12), lora_extra_vocab=0, lora_experts=True, keeps_experts_workspace=True
+)
+_0_15 = replace(_0_12, first=(0, 15), skips_towers=True)
+_0_17 = replace(_0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
 _0_18 = replace(_0_17, first=(0, 18), requested_is_whole=True)
 _0_21 = replace(
     _0_18, first=(0, 21), util=0.92, estimates_graphs="v1_runner", load_split_limit=True
@@ -77,7 +90,7 @@ _0_27 = replace(
     very_large_server_tokens=16384,
     v2_profiles_images=True,
 )
-COLUMNS = (_V0, _V1, _0_9, _0_12, _0_17, _0_18, _0_21, _0_26, _0_27)
+COLUMNS = (_V0, _V1, _0_9, _0_11, _0_12, _0_15, _0_17, _0_18, _0_21, _0_26, _0_27)
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 

@@ -5,8 +5,10 @@ Loading runs with the allocator's split limit at 20 MiB, so that a large tensor 
 allocations in the order of construction gives the engine's figure to the byte for bf16 models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from kvexp.contract import (
     MIB,
@@ -15,9 +17,13 @@ from kvexp.contract import (
     Quantization,
     RankShape,
     Slice,
+    Speculation,
     Tensor,
     weights,
 )
+from kvexp_vllm import lora, multimodal
+from kvexp_vllm import speculation as speculative
+from kvexp_vllm.rules import VersionRules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
@@ -29,50 +35,177 @@ MXFP4_PADDING = 0.07  # two cases, 0.06 and 0.08
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 
-def share_of(deployment: Deployment, shape: RankShape, *, whole_experts: bool = False) -> Slice:
-    """The rank's share of the tensors."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """Allocated bytes after loading on one rank; `lora_bytes` and `draft_bytes` are part of it."""
+
+    total_bytes: int
+    lora_bytes: int = 0
+    draft_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """The engine's options that weights depend on."""
+
+    rules: VersionRules
+    expert_parallel: bool = False
+    fully_sharded_loras: bool = False
+
+
+def share_of(deployment: Deployment, shape: RankShape, *, expert_parallel: bool = False) -> Slice:
+    """The rank's share of the tensors; experts are shared by the replicas.
+
+    vLLM 0.26 `fused_moe/config.py: FusedMoEParallelConfig.make`: without expert parallelism each
+    expert is split over all `dp` x `tp` ranks, with it they are dealt out whole. The experts that
+    every token passes are then whole where tokens are dealt out too (`use_sequence_parallel_moe`).
+    """
+    ranks = deployment.tp * deployment.dp
+    whole = expert_parallel and ranks > 1
     return Slice(
         tp=deployment.tp,
         num_layers=shape.num_layers,
         first_stage=shape.pp_rank == 0,
         last_stage=shape.pp_rank == deployment.pp - 1,
-        whole_experts=whole_experts and deployment.tp > 1,
+        expert_tp=ranks,
+        shared_tp=1 if whole and deployment.tp > 1 and deployment.dp > 1 else 0,
+        ep=ranks if whole else 1,
+        ep_rank=shape.tp_rank,
     )
 
 
-def weights_memory_bytes(
-    deployment: Deployment,
-    shape: RankShape,
-    *,
-    whole_experts: bool = False,
-    split_limit: bool = True,
-) -> int:
-    """Allocated bytes after loading on one rank (vLLM's `weights_memory`).
-
-    `split_limit`: whether the version loads with the allocator's limit.
-    """
-    allocator = CachingAllocator(max_split_size_bytes=SPLIT_LIMIT_BYTES if split_limit else None)
-    share = share_of(deployment, shape, whole_experts=whole_experts)
-    rotary_caches: set[str] = set()
-    for tensor in chain(
-        weights.towers(deployment.model, share, deployment.dtype),
-        weights.embedding(deployment.model, share, deployment.dtype),
-    ):
-        allocator.allocate(tensor.size_bytes)
-    for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
-        for tensor in _attention(deployment, share, index):
-            allocator.allocate(tensor.size_bytes)
-        rotary = _rotary_cache(deployment, index)
-        if rotary and rotary not in rotary_caches:
-            rotary_caches.add(rotary)
-            _allocate_rotary_cache(allocator, deployment, rotary)
-        for tensor in _rest_of_layer(deployment, share, index):
-            allocator.allocate(tensor.size_bytes)
-    for tensor in weights.head(deployment.model, share, deployment.dtype):
-        allocator.allocate(tensor.size_bytes)
-    extra = _extra_bytes(deployment, shape) if split_limit else _copies_bytes(deployment, shape)
+def weights_memory(deployment: Deployment, shape: RankShape, options: Options) -> Loaded:
+    """What is allocated after loading on one rank (vLLM's `weights_memory`)."""
+    limit = SPLIT_LIMIT_BYTES if options.rules.load_split_limit else None
+    allocator = CachingAllocator(max_split_size_bytes=limit)
+    share = share_of(deployment, shape, expert_parallel=options.expert_parallel)
+    rotary_caches: set[tuple[Any, ...]] = set()
+    before, after = _tables(deployment, share, options.rules)
+    _load(allocator, before)
+    layers = range(shape.first_layer, shape.first_layer + shape.num_layers)
+    for index in layers:
+        _load_layer(allocator, deployment, share, index, rotary_caches)
+    _load(allocator, after)
+    model_bytes = allocator.allocated_bytes
+    if deployment.lora is not None:
+        _load_lora(allocator, deployment, share, layers, options)
+    with_lora = allocator.allocated_bytes
+    speculation = deployment.speculation
+    if speculation is not None and speculation.draft is not None and share.last_stage:
+        _load_draft(allocator, deployment, share, speculation, rotary_caches)
     beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
-    return max(0, allocator.allocated_bytes + extra + beyond)
+    limited = options.rules.load_split_limit
+    extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
+    extra += beyond
+    return Loaded(
+        total_bytes=max(0, allocator.allocated_bytes + extra),
+        lora_bytes=with_lora - model_bytes,
+        draft_bytes=allocator.allocated_bytes - with_lora,
+    )
+
+
+def _load(allocator: CachingAllocator, tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        allocator.allocate(tensor.size_bytes)
+
+
+def _tables(
+    deployment: Deployment, share: Slice, rules: VersionRules
+) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
+    """What stands before and after the layers, with the rows that adapters may add."""
+    model, dtype = deployment.model, deployment.dtype
+    towers = multimodal.towers_built(deployment, rules)
+    embedding, head = lora.added_vocabulary(deployment, rules)
+    return (
+        chain(
+            weights.towers(model, share, dtype, **towers),
+            (
+                _with_rows(tensor, embedding // share.tp * model.hidden_size)
+                for tensor in weights.embedding(model, share, dtype)
+            ),
+        ),
+        (
+            _with_rows(tensor, head // share.tp * model.hidden_size)
+            for tensor in weights.head(model, share, dtype)
+        ),
+    )
+
+
+def _with_rows(tensor: Tensor, numel: int) -> Tensor:
+    if tensor.name not in ("embed_tokens", "lm_head"):
+        return tensor
+    return replace(tensor, numel=tensor.numel + numel)
+
+
+def _load_layer(
+    allocator: CachingAllocator,
+    deployment: Deployment,
+    share: Slice,
+    index: int,
+    rotary_caches: set[tuple[Any, ...]],
+    norms: Iterable[Tensor] | None = None,
+) -> None:
+    _load(allocator, _attention(deployment, share, index))
+    kind = _rotary_cache(deployment, index)
+    if kind:
+        model = deployment.model
+        scaling = repr(sorted((model.rope_scaling or {}).items(), key=str))
+        key = (kind, model.head_size, model.max_position_embeddings, model.rope_theta, scaling)
+        if key not in rotary_caches:
+            rotary_caches.add(key)
+            _allocate_rotary_cache(allocator, deployment, kind)
+    _load(allocator, _rest_of_layer(deployment, share, index, norms))
+
+
+def _load_lora(
+    allocator: CachingAllocator,
+    deployment: Deployment,
+    share: Slice,
+    layers: range,
+    options: Options,
+) -> None:
+    tensors = chain(
+        weights.embedding(deployment.model, share, deployment.dtype),
+        *(
+            chain(_attention(deployment, share, index), _rest_of_layer(deployment, share, index))
+            for index in layers
+        ),
+    )
+    for size in lora.buffers(
+        deployment,
+        tensors,
+        options.rules,
+        first_stage=share.first_stage,
+        last_stage=share.last_stage,
+        fully_sharded=options.fully_sharded_loras,
+    ):
+        allocator.allocate(size)
+
+
+def _load_draft(
+    allocator: CachingAllocator,
+    deployment: Deployment,
+    share: Slice,
+    speculation: Speculation,
+    rotary_caches: set[tuple[Any, ...]],
+) -> None:
+    """The draft on the last stage: all of its layers, split over the same ranks."""
+    draft, method = speculation.draft, speculation.method
+    assert draft is not None
+    own = draft.quantization_config
+    quantization = own.method if own is not None else None
+    alone = replace(
+        deployment,
+        model=draft,
+        quantization=deployment.quantization if method == "mtp" else quantization,
+    )
+    share = replace(share, num_layers=draft.num_hidden_layers, first_stage=True, last_stage=True)
+    before, after = speculative.tensors(deployment, draft, share, method)
+    _load(allocator, before)
+    for index in range(draft.num_hidden_layers):
+        norms = speculative.norms(draft, deployment.dtype, method, index)
+        _load_layer(allocator, alone, share, index, rotary_caches, norms)
+    _load(allocator, after)
 
 
 def adjusted_bytes(deployment: Deployment) -> int:
@@ -94,7 +227,9 @@ def _attention(deployment: Deployment, share: Slice, index: int) -> Iterator[Ten
     )
 
 
-def _rest_of_layer(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
+def _rest_of_layer(
+    deployment: Deployment, share: Slice, index: int, norms: Iterable[Tensor] | None = None
+) -> Iterator[Tensor]:
     model, dtype = deployment.model, deployment.dtype
     scale = Tensor(name="attn.scale", numel=1, itemsize_bytes=4, role="scale")
     scales = 0 if model.layer_type(index) in CACHELESS else ATTENTION_SCALES
@@ -102,7 +237,7 @@ def _rest_of_layer(deployment: Deployment, share: Slice, index: int) -> Iterator
         (scale for _ in range(scales)),
         weights.attention_norms(model, dtype, index),
         weights.mlp(model, share, dtype, deployment.quantization, index),
-        weights.layer_norms(model, dtype),
+        weights.layer_norms(model, dtype) if norms is None else norms,
     )
 
 

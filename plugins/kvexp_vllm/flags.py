@@ -1,0 +1,56 @@
+"""What to paste to start vLLM with a deployment's values."""
+
+import json
+
+from kvexp.contract import Deployment
+
+
+def command(
+    deployment: Deployment, *, expert_parallel: bool = False, fully_sharded_loras: bool = False
+) -> str:
+    """One line for a shell."""
+    words = [
+        f"vllm serve {deployment.model.hf_id} --gpu-memory-utilization {deployment.util:g}",
+        f"--block-size {deployment.block_size} --max-model-len {deployment.max_model_len}",
+        f"--max-num-batched-tokens {deployment.max_num_batched_tokens}",
+        f"--max-num-seqs {deployment.max_num_seqs}",
+        f"--tensor-parallel-size {deployment.tp} --pipeline-parallel-size {deployment.pp}",
+    ]
+    if deployment.pp_partition is not None:
+        layers = ",".join(map(str, deployment.pp_partition))
+        words.insert(0, f"VLLM_PP_LAYER_PARTITION={layers}")
+    if deployment.dp > 1:
+        words.append(f"--data-parallel-size {deployment.dp}")
+    if expert_parallel:
+        words.append("--enable-expert-parallel")
+    if deployment.kv_dtype.name != deployment.dtype.name:
+        words.append(f"--kv-cache-dtype {deployment.kv_dtype.value}")
+    if deployment.dtype is not deployment.model.torch_dtype:
+        words.append(f"--dtype {deployment.dtype.value}")
+    if deployment.quantization is not None:
+        words.append(f"--quantization {deployment.quantization.value}")
+    if deployment.enforce_eager:
+        words.append("--enforce-eager")
+    if deployment.lora is not None:
+        room = deployment.lora
+        words.append(f"--enable-lora --max-loras {room.max_loras} --max-lora-rank {room.max_rank}")
+        if fully_sharded_loras:
+            words.append("--fully-sharded-loras")
+    if deployment.speculation is not None:
+        words.append(f"--speculative-config '{_speculative(deployment)}'")
+    limited = {name: limit for name, limit in deployment.mm_limits.items() if limit < UNLIMITED}
+    if limited:
+        words.append(f"--limit-mm-per-prompt '{json.dumps(limited)}'")
+    return " ".join(words)
+
+
+UNLIMITED = 999  # items of a modality where no limit is given
+
+
+def _speculative(deployment: Deployment) -> str:
+    drafts = deployment.speculation
+    assert drafts is not None
+    config: dict[str, object] = {"method": drafts.method}
+    if drafts.draft is not None and drafts.method != "mtp":
+        config["model"] = drafts.draft.hf_id
+    return json.dumps({**config, "num_speculative_tokens": drafts.num_tokens})
