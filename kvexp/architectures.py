@@ -26,7 +26,7 @@ class Architecture:
     output and the down projection. `single`: a layer is either a mixer or an MLP, with one norm.
     `embedding_norm`: a norm after the embedding. `output_gate`: a projection that gates the
     attention's output. `beside_dense`: experts stand beside a dense MLP. `layer_extra`: further
-    numbers a layer.
+    numbers a layer. `own_projections`: layers that read an earlier cache project K and V still.
     """
 
     qk_norm: str = ""
@@ -51,6 +51,7 @@ class Architecture:
     output_gate: bool = False
     beside_dense: bool = False
     layer_extra: int = 0
+    own_projections: bool = False
 
 
 _BART = Architecture(
@@ -85,7 +86,9 @@ ARCHITECTURES = {
     "gemma": Architecture(normalizer=True),
     "gemma2": Architecture(norms=4, normalizer=True),
     "gemma3_text": Architecture(qk_norm="head", norms=4, local_rotary=True, normalizer=True),
-    "gemma3n_text": Architecture(qk_norm="head", norms=4, local_rotary=True, normalizer=True),
+    "gemma3n_text": Architecture(
+        qk_norm="head", norms=4, local_rotary=True, normalizer=True, own_projections=True
+    ),
     "gemma4_text": Architecture(
         qk_norm="head",
         norms=4,

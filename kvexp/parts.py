@@ -187,3 +187,17 @@ class QuantizationConfig:
     zero_point: bool = False
     act_order: bool = False
     ignore: list[str] = field(default_factory=list)
+
+
+@dataclass
+class PerLayerInput:
+    """Embeddings of a token for every layer, beside the common one (Gemma 3n and 4).
+
+    With `laurel_rank` a layer has a low-rank residual too, with `altup_num_inputs` it works on as
+    many copies of the hidden states (Gemma 3n).
+    """
+
+    vocab_size_per_layer_input: int = MISSING
+    hidden_size_per_layer_input: int = MISSING
+    laurel_rank: int | None = None
+    altup_num_inputs: int | None = None

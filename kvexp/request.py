@@ -20,6 +20,7 @@ from kvexp.parts import LinearAttention as LinearAttention
 from kvexp.parts import Mamba as Mamba
 from kvexp.parts import Mla as Mla
 from kvexp.parts import Moe as Moe
+from kvexp.parts import PerLayerInput as PerLayerInput
 from kvexp.parts import QuantizationConfig as QuantizationConfig
 from kvexp.units import GIB, parse_bytes
 
@@ -51,7 +52,7 @@ class Model:
 
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
-    layers read the cache of earlier ones.
+    layers read the cache of earlier ones, with `use_double_wide_mlp` their MLP has twice the width.
     `qk_norm` (head, heads or full) is for types where a config decides.
     `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
     `target_hidden_size` are of a checkpoint that drafts for another model (EAGLE).
@@ -98,6 +99,8 @@ class Model:
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
     encoder: Encoder | None = None
+    per_layer_input: PerLayerInput | None = None
+    use_double_wide_mlp: bool = False
     num_nextn_predict_layers: int = 0
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None

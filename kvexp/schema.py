@@ -16,6 +16,7 @@ from kvexp.parts import (
     Mamba,
     Mla,
     Moe,
+    PerLayerInput,
     QuantizationConfig,
 )
 from kvexp.profiler import Profiler
@@ -52,6 +53,7 @@ MODEL_PARTS = {
     "moe": Moe,
     "mamba": Mamba,
     "linear": LinearAttention,
+    "per_layer_input": PerLayerInput,
     "quantization_config": QuantizationConfig,
 }
 """Parts that are null in most models, with their types."""

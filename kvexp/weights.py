@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kvexp import per_layer
 from kvexp.architectures import Architecture, architecture_of, is_known
 from kvexp.dtypes import DType, Quantization
 from kvexp.formats import Tensor, format_of, linear, stored_as
@@ -82,6 +83,8 @@ def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
         yield from _norm("embed_norm", model.hidden_size, dtype, known)
     if known.normalizer:
         yield _tensor("normalizer", 1, dtype, "scale")
+    if share.first_stage and model.per_layer_input is not None:
+        yield from per_layer.tables(model, model.per_layer_input, share.tp, dtype)
 
 
 def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
@@ -180,8 +183,12 @@ def mlp(
     if known.single and model.layer_type(index) != "mlp":
         return
     make = partial(_linear, stored, dtype, f"model.layers.{index}.")
+    if model.per_layer_input is not None:
+        yield from per_layer.layer(model, model.per_layer_input, share.tp, dtype, make)
     if not model.has_experts(index) or known.beside_dense:
         width = model.intermediate_size
+        if model.use_double_wide_mlp and not model.owns_cache(index):
+            width *= 2
         yield from _mlp("", model.hidden_size, width, share.tp, dtype, known, make)
         if known.mlp_sub_norm:
             yield _tensor("ffn_sub_norm", model.intermediate_size, dtype, "norm")
@@ -247,7 +254,7 @@ def _padding(model: Model, item: int) -> int:
     known = architecture_of(model)
     tables = 1 if model.tie_word_embeddings else 2
     extra = rows * (tables * model.hidden_size + known.head_bias) + known.normalizer
-    return item * extra
+    return item * (extra + per_layer.padding(model))
 
 
 def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
@@ -282,7 +289,7 @@ def _head_attention(
     num_q = heads.num_attention_heads // share.tp
     num_kv = max(1, heads.num_key_value_heads // share.tp)
     outputs: tuple[int, ...] = (num_q * heads.head_dim * (2 if known.query_gate else 1),)
-    if model.owns_cache(index):
+    if model.owns_cache(index) or known.own_projections:
         outputs += (num_kv * heads.head_dim, num_kv * value_dim)
     inputs = model.hidden_size * (2 if model.is_eagle3 and index == 0 else 1)
     yield from make(f"{prefix}qkv_proj", outputs, inputs)

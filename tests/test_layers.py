@@ -19,6 +19,7 @@ LAYERS = [
     "simulate",
     "architectures",
     "formats",
+    "per_layer",
     "weights",
     "hf",
     "facts",

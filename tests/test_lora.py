@@ -27,6 +27,20 @@ SMALL = {
 EXPERTS = {"num_experts_per_tok": 2}
 TYPES = ["sliding_attention", "full_attention"]
 
+GEMMA3N = {
+    "model_type": "gemma3n_text",
+    "intermediate_size": [128] * 10,
+    "num_hidden_layers": 10,
+    "head_dim": 16,
+    "vocab_size_per_layer_input": 900,
+    "hidden_size_per_layer_input": 32,
+    "laurel_rank": 8,
+    "altup_num_inputs": 4,
+    "num_kv_shared_layers": 5,
+    "sliding_window": 32,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+    "tie_word_embeddings": True,
+}
 # bytes of all A and B by LoRAModelManager of vLLM 0.26.0, two adapters of rank 8
 OWN_CLASSES = {
     "LlamaForCausalLM": ({"model_type": "llama"}, 133632),
@@ -42,6 +56,7 @@ OWN_CLASSES = {
         },
         77824,
     ),
+    "Gemma3nForCausalLM": (GEMMA3N, 502784),
     "Qwen3MoeForCausalLM": (
         {
             "model_type": "qwen3_moe",

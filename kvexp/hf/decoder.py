@@ -15,8 +15,9 @@ from kvexp.hf.locate import LAYER_KEYS, language_section
 from kvexp.hf.quantization import quantization
 from kvexp.hf.recurrent import linear_attention, mamba
 from kvexp.hf.rope import context_length, rope
-from kvexp.hf.section import Section
+from kvexp.hf.section import LARGEST, Section
 from kvexp.hf.towers import tower_parameters
+from kvexp.parts import PerLayerInput
 
 MOST_LAYERS = 10_000
 """No model has more: a larger figure is damage."""
@@ -206,6 +207,8 @@ def decoder_facts(
     if expert_format and facts["moe"] is not None:
         facts["moe"].format = "mxfp4"
         section.assume("the experts are stored as mxfp4 (quantization_config)")
+    facts["per_layer_input"] = _per_layer_input(section, model_type)
+    facts["use_double_wide_mlp"] = section.flag("use_double_wide_mlp") or False
     facts["num_nextn_predict_layers"] = section.integer(*DRAFTING_KEYS, least=0) or 0
     facts["draft_vocab_size"] = section.around().integer("draft_vocab_size")
     facts["target_hidden_size"] = section.around().integer("target_hidden_size")
@@ -221,6 +224,24 @@ def _model_type(section: Section, stated: str) -> str:
     if names[0].startswith("Grok1"):
         return "grok2" if section.flag("residual_moe") else "grok-1"
     return TEXT_TYPES.get(stated, stated)
+
+
+def _per_layer_input(section: Section, model_type: str) -> PerLayerInput | None:
+    """Embeddings of every layer, where the config gives them a size."""
+    size = section.integer("hidden_size_per_layer_input", least=0)
+    if not size:
+        return None
+    vocab = section.integer("vocab_size_per_layer_input")
+    if vocab is None:
+        vocab = _vocab(section)
+        section.assume(f"vocab_size_per_layer_input is not given: vocab_size = {vocab}")
+    own = model_type == "gemma3n_text"
+    return PerLayerInput(
+        vocab_size_per_layer_input=vocab,
+        hidden_size_per_layer_input=size,
+        laurel_rank=section.required("laurel_rank") if own else None,
+        altup_num_inputs=section.required("altup_num_inputs") if own else None,
+    )
 
 
 def _architecture(section: Section) -> str:
@@ -279,6 +300,8 @@ def _mlp_width(section: Section, model_type: str, hidden: int) -> int:
         return _lfm2_width(section)
     experts_first = model_type.startswith("minimax_m3")
     names = ("dense_intermediate_size", *MLP_KEYS) if experts_first else MLP_KEYS
+    if isinstance(section.get(*names), list):
+        return _uniform(section, names)
     stated = section.integer(*names)
     if stated is not None:
         return stated
@@ -291,6 +314,18 @@ def _mlp_width(section: Section, model_type: str, hidden: int) -> int:
         section.assume("intermediate_size is not given: no layer has a dense MLP")
         return 0
     raise section.missing("intermediate_size")
+
+
+def _uniform(section: Section, names: tuple[str, ...]) -> int:
+    """A width that the config states for every layer.
+
+    Raises:
+        InvalidValue: the layers differ.
+    """
+    widths = section.integers(*names) or []
+    if len(set(widths)) != 1 or not 1 <= widths[0] <= LARGEST:
+        raise section.wrong(names, "one width for all layers", widths)
+    return widths[0]
 
 
 def _lfm2_width(section: Section) -> int:

@@ -78,6 +78,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 32768,
         "sliding_window": 512,
         "num_kv_shared_layers": 15,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "laurel_rank": 64,
+        "altup_num_inputs": 4,
     },
 }
 

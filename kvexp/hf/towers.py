@@ -1,4 +1,4 @@
-"""Parameters beside the decoder: encoders by a common rule, and inputs that each layer has.
+"""Parameters of encoders beside the decoder, by a common rule.
 
 An encoder's class decides biases and projectors, so that the figure is an estimate and is noted;
 a checkpoint beside the config gives the exact one.
@@ -23,7 +23,7 @@ DEFAULTS = {
 
 def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
-    vision, audio = _layer_inputs(config, hidden), _own_encoder(config, hidden)
+    vision, audio = 0, _own_encoder(config, hidden)
     for place in _places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = place.inner(*keys)
@@ -34,23 +34,6 @@ def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
                 (vision + count, audio) if keys is VISION_KEYS else (vision, audio + count)
             )
     return vision + audio, audio
-
-
-def _layer_inputs(config: Section, hidden: int) -> int:
-    """Gemma 3n's embedding of each layer, its alternating streams (altup) and laurel matrices."""
-    streams = config.integer("altup_num_inputs")
-    if streams is None:
-        return 0
-    layers, size = (
-        config.required("num_hidden_layers"),
-        config.required("hidden_size_per_layer_input"),
-    )
-    rank, rows = config.required("laurel_rank"), config.required("vocab_size_per_layer_input")
-    altup = 2 * hidden + streams * (hidden + streams + streams * streams)
-    laurel = 2 * rank * hidden + hidden
-    gate = 2 * size * hidden + hidden
-    table = layers * size * (rows + hidden) + size
-    return table + 2 * (streams - 1) * hidden * hidden + layers * (altup + laurel + gate)
 
 
 def _own_encoder(config: Section, width: int) -> int:
