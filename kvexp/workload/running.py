@@ -267,7 +267,7 @@ class Workload:
 
         started = perf_counter()
         pool = None
-        case = replace(self.forward.worst, logits="none")
+        case = replace(self.forward.worst, logits="none", sampler="none")
         with torch.inference_mode():
             for size in sorted(batch_sizes, reverse=True):
                 tokens = torch.zeros((size, 1), dtype=torch.int64, device=self.device)
