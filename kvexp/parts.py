@@ -154,6 +154,7 @@ class Encoder:
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
+    `video_items`: a video is as much as so many images, 0 where it takes none.
     """
 
     tokens_per_item: int = MISSING
@@ -162,6 +163,7 @@ class Encoder:
     hidden_size: int = MISSING
     intermediate_size: int = MISSING
     gated: bool = False
+    video_items: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_item", "patches_per_item", "patch_size", "hidden_size"):

@@ -31,7 +31,7 @@ def test_a_card_that_only_prints_its_total_in_logs_is_exact_at_hand(monkeypatch)
         "_ask_driver",
         lambda: {**H200, "name": "NVIDIA H100 80GB HBM3", "total_bytes": total},
     )
-    result = kvexp.run(["gpu=auto"])
+    result = kvexp.run(["gpu=auto", "profiler.non_torch_bytes=230MiB"])
 
     assert result.effective["total_bytes"] == total
     assert (result.num_blocks_low, result.num_blocks_high) == (None, None)

@@ -11,6 +11,7 @@ from kvexp.request import Encoder
 CHANNELS = 3
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
 QWEN_MERGE, QWEN_FRAMES = 2, 2
+QWEN_VIDEO = 2  # images that the largest video is as much as
 _SIZES = (1024, 24, 4096, 14)
 _WHY = "of its encoder's class, for images"
 LLAMA4_TILES = 17  # sixteen tiles and the whole image
@@ -39,6 +40,7 @@ def encoder(config: Section) -> Encoder | None:
         hidden_size=width,
         intermediate_size=mlp,
         gated=own in GATED,
+        video_items=QWEN_VIDEO if _RULES[kind] is _qwen else 0,
     )
 
 

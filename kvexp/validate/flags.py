@@ -20,3 +20,13 @@ def read(text: str | None) -> Iterator[tuple[str, str | None, str]]:
 def as_option(value: str | None) -> str | bool:
     """A flag's value as an override's: a flag alone is true."""
     return True if value is None else value.strip("'\" ")
+
+
+def is_lora(name: str, words: str) -> bool:
+    """Whether a flag, or what stands for it, turns LoRA on."""
+    return name == "enable_lora" or words.lower().startswith("lora enabled")
+
+
+def as_limits(value: str) -> dict[str, int]:
+    """Limits of modalities: `image=1 video=0` or {"image": 1, "video": 0}."""
+    return {name: int(limit) for name, limit in re.findall(r"(image|video|audio)\W+(\d+)", value)}

@@ -48,6 +48,10 @@ _DTYPES = {
     "float32": DType.fp32,
     "float": DType.fp32,
 }
+_LORA = {"max_loras": 1, "max_rank": 16}
+"""vLLM's defaults where LoRA is turned on."""
+
+_LIMITS = ("limit_mm", "limit_mm_per_prompt")
 _OWN_CACHE = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
 """A cache of the compute dtype, for all that its size says."""
 
@@ -189,6 +193,11 @@ class _Draft:
         for name, value, words in flags.read(self.inputs.other_flags):
             if name in options:
                 self.engine[name] = flags.as_option(value)
+            elif self.option == "vllm" and flags.is_lora(name, words):
+                self.values["lora"] = dict(_LORA)
+                self.notes.append(f"other_flags: {words!r} as {_LORA}")
+            elif self.option == "vllm" and name in _LIMITS and value:
+                self.values["mm"] = {"limits": flags.as_limits(value)}
             else:
                 self.notes.append(f"other_flags: no rule for {words!r}")
 

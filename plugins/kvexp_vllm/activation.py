@@ -31,6 +31,8 @@ SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
+IMAGES_SINCE = (0, 7)  # a log of 0.6.6 with Qwen2-VL shows none
+
 V1_FITTED = ((0, 6), (0, 26))
 
 PRINTED_BYTES = int(0.0075 * 2**30)
@@ -82,7 +84,11 @@ def lasting_bytes(deployment: Deployment, rules: VersionRules) -> int:
 
 def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> bool:
     """Whether the profile run passes images through the model's encoder."""
-    return deployment.model.encoder is not None and (rules.v2_profiles_images or not v2_runner)
+    limits = deployment.mm_limits
+    allowed = limits.get("image", 1) or limits.get("video", 1)
+    since = release_of(deployment.engine_version) >= IMAGES_SINCE
+    profiled = since and (rules.v2_profiles_images or not v2_runner)
+    return deployment.model.encoder is not None and bool(allowed) and profiled
 
 
 def _peak(
@@ -249,7 +255,9 @@ def _kept_experts_bytes(deployment: Deployment) -> int:
 def _num_images(deployment: Deployment) -> int:
     encoder = deployment.model.encoder
     assert encoder is not None
-    return max(1, deployment.max_num_batched_tokens // encoder.tokens_per_item)
+    video = encoder.video_items if deployment.mm_limits.get("video", 1) else 0
+    images = max(video, 1)  # of the largest item
+    return images * max(1, deployment.max_num_batched_tokens // (images * encoder.tokens_per_item))
 
 
 def _image_bytes(deployment: Deployment) -> int:

@@ -211,8 +211,6 @@ class Vllm(Engine):
             spread += 0.03
         if not self.rules.load_split_limit:
             spread += 0.001
-        if deployment.has_extras:
-            spread += 0.005
         loaded = weights_memory(
             deployment,
             shape,
@@ -223,6 +221,8 @@ class Vllm(Engine):
             ),
         )
         size = loaded.total_bytes
+        if loaded.lora_bytes or loaded.draft_bytes:
+            spread += 0.005
         error = int(spread * size) if spread else None
         return Part(
             name="weights",

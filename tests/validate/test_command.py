@@ -14,7 +14,7 @@ LINES = (DATA / "engine_logs.jsonl").read_text().splitlines()
 FEW = [
     line
     for line in LINES
-    if '"id": "v19-microsoft-phi-4-tp1-8192"' in line or '"id": "v0-whisper-8gb"' in line
+    if '"id": "v19-microsoft-phi-4-tp1-8192"' in line or '"id": "nemotron-puzzle75b-4x3090-oom"' in line
 ]
 LOG = """\
 INFO 04-24 16:32:50 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: \
@@ -53,7 +53,7 @@ def test_cases_and_summary_are_printed_and_kept(few, capsys):
 
     printed = capsys.readouterr().out
     assert "v19-microsoft-phi-4-tp1-8192" in printed
-    assert "v0-whisper-8gb: not answered: model 'openai/whisper-tiny (0.0713 GB)'" in printed
+    assert "nemotron-puzzle75b-4x3090-oom: not answered: model 'nvidia/NVIDIA-Nemotron" in printed
     assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
     assert Path("page.md").read_text().startswith("# Accuracy\n")
     assert Path("p.png").exists()

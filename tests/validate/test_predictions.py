@@ -241,7 +241,7 @@ def test_v0_prints_its_blocks_before_it_refuses_the_length():
         replace(
             LLAMA,
             engine_version="0.6.4",
-            gpu_memory_utilization=0.25,
+            gpu_memory_utilization=0.4,
             max_model_len=131072,
             init_free_gib=None,
         )
@@ -267,7 +267,8 @@ def test_without_a_card_the_common_ones_give_the_bounds():
     assert found.answered
     tokens = found.values["kv_tokens"]
     assert tokens.low < tokens.best / 5 and tokens.best * 1.5 < tokens.high
-    assert found.values["weights_bytes"].low == found.values["weights_bytes"].high
+    weights = found.values["weights_bytes"]
+    assert weights.high - weights.low < weights.best / 100
 
 
 @pytest.mark.parametrize(
