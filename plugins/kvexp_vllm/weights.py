@@ -74,8 +74,38 @@ def share_of(deployment: Deployment, shape: RankShape, *, expert_parallel: bool 
     )
 
 
+_kept: dict[str, Loaded] = {}
+"""Replays of this process: ranks of a stage and points of a sweep mostly load the same."""
+
+MOST_KEPT = 256
+
+
 def weights_memory(deployment: Deployment, shape: RankShape, options: Options) -> Loaded:
     """What is allocated after loading on one rank (vLLM's `weights_memory`)."""
+    key = _key(deployment, shape, options)
+    if key not in _kept:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = _replayed(deployment, shape, options)
+    return _kept[key]
+
+
+def _key(deployment: Deployment, shape: RankShape, options: Options) -> str:
+    """All that a load depends on."""
+    d, adapted = deployment, deployment.lora is not None
+    return repr(
+        (
+            (d.model, d.dtype, d.quantization, d.kv_dtype.is_fp8, d.tp, d.pp, d.dp),
+            (d.lora, d.speculation, sorted(d.mm_limits.items())),
+            (d.max_num_batched_tokens, d.max_num_seqs) if adapted else (),
+            (shape.pp_rank, shape.first_layer, shape.num_layers),
+            shape.tp_rank if options.expert_parallel else 0,
+            options,
+        )
+    )
+
+
+def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loaded:
     limit = SPLIT_LIMIT_BYTES if options.rules.load_split_limit else None
     allocator = CachingAllocator(max_split_size_bytes=limit)
     share = share_of(deployment, shape, expert_parallel=options.expert_parallel)

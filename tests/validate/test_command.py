@@ -14,7 +14,8 @@ LINES = (DATA / "engine_logs.jsonl").read_text().splitlines()
 FEW = [
     line
     for line in LINES
-    if '"id": "v19-microsoft-phi-4-tp1-8192"' in line or '"id": "nemotron-puzzle75b-4x3090-oom"' in line
+    if '"id": "v19-microsoft-phi-4-tp1-8192"' in line
+    or '"id": "nemotron-puzzle75b-4x3090-oom"' in line
 ]
 LOG = """\
 INFO 04-24 16:32:50 [core.py:58] Initializing a V1 LLM engine (v0.8.5) with config: \
