@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-_FLAG = re.compile(r"-*([a-z][a-z_-]+)(?:[ =:]+(.+))?", re.IGNORECASE)
+_FLAG = re.compile(r"-*([a-z][a-z0-9_-]+)(?:[ =:]+(.+))?", re.IGNORECASE)
 
 
 def read(text: str | None) -> Iterator[tuple[str, str | None, str]]:

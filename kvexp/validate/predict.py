@@ -135,12 +135,20 @@ def _v0_pool(result: Result) -> dict[str, Interval | None]:
     }
 
 
-def _blocks(result: Result) -> Interval | None:
-    if not result.num_blocks:
-        return None
-    low, high = result.num_blocks_low, result.num_blocks_high
-    best = result.num_blocks
-    return Interval(best if low is None else low, best, best if high is None else high)
+def _count(name: str) -> Callable[[Result], Interval | None]:
+    """A count of the result with its own bounds; none where the engine does not start."""
+
+    def of(result: Result) -> Interval | None:
+        best = getattr(result, name)
+        if not best:
+            return None
+        low, high = getattr(result, f"{name}_low"), getattr(result, f"{name}_high")
+        return Interval(best if low is None else low, best, best if high is None else high)
+
+    return of
+
+
+_blocks = _count("num_blocks")
 
 
 def _scaled(value: Callable[[Result], float | None]) -> Callable[[Result], Interval | None]:
@@ -200,9 +208,9 @@ def _longest(refusal: Refusal | None) -> int | None:
 
 _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
     "num_blocks": _blocks,
-    "kv_tokens": _scaled(lambda result: result.kv_tokens),
+    "kv_tokens": _count("kv_tokens"),
     "available_kv_bytes": _scaled(_cache_bytes),
-    "max_concurrency": _scaled(lambda result: result.max_concurrency),
+    "max_concurrency": _count("max_concurrency"),
     "weights_bytes": _term("weights"),
     "activation_bytes": _term("activation"),
     "non_torch_bytes": _term("non_torch"),

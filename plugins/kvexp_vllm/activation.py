@@ -216,6 +216,8 @@ def _logits(deployment: Deployment) -> Peak:
         size += logits + maxima + 28 * rows + _index_buffers(rows)
     else:
         size += 2 * logits + logits // n  # gathered, transposed, and the local share
+        if model.moe is not None:
+            size += 4 * item * model.hidden_size * deployment.max_num_batched_tokens  # one case
     known = n <= 2 and model.mla is None and release_of(deployment.engine_version) == MEASURED
     source = _fitted(deployment, v2_runner=True)
     return _peak("logits", size, source, spread=0.0 if known else 0.02)
