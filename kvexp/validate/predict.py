@@ -1,5 +1,6 @@
 """From the inputs of a case to a prediction: text, request, result."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -129,10 +130,23 @@ def _v0_pool(result: Result) -> dict[str, Interval | None]:
     tokens, block_size = _longest(result.refusal), result.effective.get("block_size")
     if not tokens or not block_size:
         return {}
+    share = _error_share(result)
     return {
-        "kv_tokens": Interval.exactly(tokens),
-        "num_blocks": Interval.exactly(tokens // block_size),
+        "kv_tokens": _around(tokens, share),
+        "num_blocks": _around(tokens // block_size, share),
     }
+
+
+def _error_share(result: Result) -> float:
+    """How far what is left for the cache may be off, by the terms' intervals."""
+    if result.profile is None or result.budget is None or result.budget.available_bytes <= 0:
+        return 0.0
+    errors = [max(part.above_bytes, part.below_bytes) for part in result.profile.parts]
+    return math.hypot(*errors) / result.budget.available_bytes
+
+
+def _around(best: float, share: float) -> Interval:
+    return Interval(best * max(0.0, 1 - share), best, best * (1 + share))
 
 
 def _count(name: str) -> Callable[[Result], Interval | None]:

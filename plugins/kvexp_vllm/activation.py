@@ -33,6 +33,8 @@ MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
 IMAGES_SINCE = (0, 7)  # a log of 0.6.6 with Qwen2-VL shows none
 
+UNKNOWN_PIXELS_BYTES = 256 * MIB
+
 V1_FITTED = ((0, 6), (0, 26))
 
 PRINTED_BYTES = int(0.0075 * 2**30)
@@ -69,10 +71,12 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_ru
         held = _image_bytes(deployment)
         phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
     largest = max(phases, key=lambda phase: phase.size_bytes)
+    more = _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
+    beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(
         largest,
         low_bytes=max(phase.low_bytes for phase in phases),
-        high_bytes=max(phase.high_bytes for phase in phases),
+        high_bytes=beyond * max(phase.high_bytes for phase in phases) + more,
     )
 
 
@@ -252,6 +256,15 @@ def _kept_experts_bytes(deployment: Deployment) -> int:
     rows = deployment.max_num_batched_tokens * moe.num_experts_per_tok
     elements = rows * (max(width, hidden) + max(2 * width, hidden))
     return deployment.dtype.itemsize_bytes * elements
+
+
+def _unknown_images_bytes(deployment: Deployment) -> int:
+    """What images may take where an encoder is there and its images are not known."""
+    model = deployment.model
+    if not model.tower_parameters or model.encoder is not None:
+        return 0
+    outputs = deployment.max_num_batched_tokens * model.hidden_size
+    return UNKNOWN_PIXELS_BYTES + outputs * deployment.dtype.itemsize_bytes
 
 
 def _num_images(deployment: Deployment) -> int:

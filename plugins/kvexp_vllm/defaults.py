@@ -1,5 +1,7 @@
 """What vLLM chooses where the user chose nothing (`engine/arg_utils.py`, `config/model.py`)."""
 
+from dataclasses import replace
+
 from kvexp.contract import (
     AUTO_FIT,
     GIB,
@@ -11,9 +13,10 @@ from kvexp.contract import (
     Quantization,
     weights,
 )
-from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.rules import VersionRules, release_of
 
 USAGES = ("serve", "llm")
+LATENT_SINCE = (0, 7)
 V0_CHUNKED_LEN = 32768  # above it v0 chunks the prefill by itself, but for images
 
 
@@ -206,3 +209,10 @@ def check_context_parallel(knobs: Knobs, dcp: int) -> None:
         raise InvalidValue(
             f"{key} must be at most tp // KV heads = {knobs.tp // model.kv_heads}, got {dcp}"
         )
+
+
+def cached_model(model: Model, version: str) -> Model:
+    """The model as a release caches it: before 0.7 latent attention kept K and V of all heads."""
+    if model.mla is None or release_of(version) >= LATENT_SINCE:
+        return model
+    return replace(model, mla=replace(model.mla, latent_cache=False))

@@ -143,7 +143,7 @@ class Vllm(Engine):
         if free is None:
             free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
         deployment = Deployment(
-            model=knobs.model,
+            model=defaults.cached_model(knobs.model, self.version),
             gpu=gpu,
             engine=name,
             engine_version=self.version,
