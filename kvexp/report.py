@@ -74,6 +74,8 @@ _COLORS = {
     "cudagraph": "#8c6bb1",
     "used_before_load": "#9d9d9d",
     "recurrent_states": "#937860",
+    "engine_weights_delta": "#8fb1de",
+    "engine_delta": "#f0bd95",
     "kv_cache": "#55a868",
     "unused": "#e5e5e5",
 }
@@ -85,6 +87,8 @@ _LABELS = {
     "cudagraph": "CUDA graphs",
     "used_before_load": "used before load",
     "recurrent_states": "recurrent states",
+    "engine_weights_delta": "weights, the engine's own",
+    "engine_delta": "activation, the engine's own",
     "kv_cache": "KV cache",
     "unused": "unused",
     "shortfall": "missing",
@@ -416,11 +420,9 @@ def _holding_lines(holding: Holding) -> Iterator[str]:
 
 
 def _interval(part: Part) -> str:
-    """Where a prediction may lie, in GiB; nothing where it is exact."""
-    if not part.below_bytes and not part.above_bytes:
-        return ""
-    low, high = part.size_bytes - part.below_bytes, part.size_bytes + part.above_bytes
-    return f" [{low / GIB:.2f} to {high / GIB:.2f} GiB]"
+    """Where a prediction may lie; nothing where both ends read the same."""
+    low, high = gib(part.size_bytes - part.below_bytes), gib(part.size_bytes + part.above_bytes)
+    return "" if low == high else f" [{low.removesuffix(' GiB')} to {high}]"
 
 
 def _both(size_bytes: int) -> str:
@@ -432,7 +434,9 @@ def _refusal_lines(result: Result) -> Iterator[str]:
     refusal = result.refusal
     if refusal is None:
         return
-    yield f"refused ({refusal.kind}, rank {refusal.rank}): {refusal.message}"
+    again = refusal.message == result.reason
+    said = "" if again else f": {refusal.message}"
+    yield f"refused ({refusal.kind}, rank {refusal.rank}){said}"
     for name, size in (
         ("needed", refusal.needed_bytes),
         ("available", refusal.available_bytes),
@@ -565,10 +569,13 @@ def _label(axes: "Axes", shown: _Rows, num_rows: int) -> None:
     axes.set_ylabel("GiB")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
+    in_tokens = len({result.block_size for _, result in shown if result.ok}) > 1
     for place, (_, result) in enumerate(shown):
-        _label_column(axes, place, result, size, level=count <= _LEVEL_COUNTS)
+        shown_count = _count(result.kv_tokens if in_tokens else result.num_blocks)
+        _label_column(axes, place, result, shown_count, size, level=count <= _LEVEL_COUNTS)
     cut = f" (the first {count} of {num_rows} points)" if num_rows > count else ""
-    axes.set_title(f"GPU memory and KV-cache blocks{cut}", fontsize=11)
+    counted = "tokens of the KV cache" if in_tokens else "KV-cache blocks"
+    axes.set_title(f"GPU memory and {counted}{cut}", fontsize=11)
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(
@@ -581,10 +588,12 @@ def _label(axes: "Axes", shown: _Rows, num_rows: int) -> None:
         )
 
 
-def _label_column(axes: "Axes", place: int, result: Result, size: int, *, level: bool) -> None:
-    """Write the block count, or how the point ended, above its column; inside, what is wrong."""
+def _label_column(
+    axes: "Axes", place: int, result: Result, count: str, size: int, *, level: bool
+) -> None:
+    """Write the count, or how the point ended, above its column; inside, what is wrong."""
     axes.annotate(
-        _count(result.num_blocks) if result.ok else str(result.status),
+        count if result.ok else str(result.status),
         (place, _top(result) / GIB),
         xytext=(0, 3),
         textcoords="offset points",

@@ -149,6 +149,39 @@ def test_a_refusal_explained():
     assert "longest request that fits, estimated: 3,664 tokens" in text
 
 
+def test_a_reason_is_said_once():
+    text = explained(replace(REFUSED, reason=REFUSED.refusal.message))
+    assert text.count(REFUSED.refusal.message) == 1
+    assert "refused (" in text
+
+
+def test_an_interval_is_shown_where_its_ends_read_differently():
+    def explained_with(below):
+        parts = [
+            replace(part, low_bytes=part.size_bytes - below, high_bytes=part.size_bytes)
+            if part.name == "weights"
+            else part
+            for part in result().budget.parts
+        ]
+        return explained(result(budget=replace(result().budget, parts=tuple(parts))))
+
+    assert " to 15.00 GiB]" not in explained_with(below=1000)
+    assert "[14.00 to 15.00 GiB]" in explained_with(below=GIB)
+
+
+def test_a_picture_counts_in_tokens_where_blocks_have_several_sizes(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    written = []
+    monkeypatch.setattr(Axes, "annotate", lambda _, text, *more, **options: written.append(text))
+    pages = result(num_blocks=10, block_size=16, kv_tokens=160)
+    single = result(num_blocks=170, block_size=1, kv_tokens=170)
+    report.memory_picture([("a", pages), ("b", single)], tmp_path / "a.png")
+    report.memory_picture([("a", pages), ("b", pages)], tmp_path / "b.png")
+
+    assert written == ["160", "170", "10", "10"]
+
+
 def test_a_point_that_never_had_figures():
     assert explained(INVALID) == "invalid at resolve: util must be at most 1\n"
 

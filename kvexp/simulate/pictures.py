@@ -32,7 +32,8 @@ def draw_timeline(trace: Trace, forecast: Forecast, path: Path) -> None:
     axes.stackplot(places, heights, labels=names, step="mid", linewidth=0, antialiased=False)
     peak = forecast.first.activation_bytes / MIB
     axes.axhline(peak, color="black", linewidth=0.8, linestyle="--")
-    axes.annotate(f"peak with workspaces {peak:,.0f} MiB", (0, peak), va="top", fontsize=8)
+    axes.annotate(f"peak with workspaces {peak:,.0f} MiB", (0, peak), va="bottom", fontsize=8)
+    axes.set_ylim(0, max(peak * 1.08, axes.get_ylim()[1]))
     axes.set_xlabel("allocations and frees")
     axes.set_ylabel("MiB over what was allocated before")
     axes.legend(loc="upper center", ncols=3, fontsize=7, bbox_to_anchor=(0.5, 1.16))

@@ -258,7 +258,7 @@ class Simulation(Measurement):
             name,
             rule.size_bytes - simulated_bytes,
             rule.provenance,
-            f"the engine's own, {rule.size_bytes} bytes ({rule.reason}), less the simulated",
+            f"the engine's own, {rule.size_bytes:,} bytes ({rule.reason}), less the simulated",
         )
 
     def _by_rules(self, shape: RankShape) -> Profile:
