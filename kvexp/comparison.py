@@ -78,7 +78,8 @@ class Compare(Profiler):
         if len(chosen) - len(reasons) < FEWEST:
             said = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise ProfilerUnavailable(
-                f"{FEWEST} of {', '.join(chosen)} must be able to run: {said}"
+                f"{FEWEST} of {', '.join(chosen)} must be able to run: {said};"
+                " profiler.of=[analytic,simulated] needs no GPU"
             )
 
     def open(self, deployment: Deployment, engine: Engine) -> Measurement:

@@ -81,6 +81,7 @@ def one_line(err):
         (["speculative.model=qwen3_0_6b", "speculative.num_tokens=3"], "vocabulary of speculative"),
         (["mm.limits={image:1}"], "mm.limits.image: llama3_8b takes text alone"),
         (["mm.limits={smell:1}"], "mm.limits has audio, image, video"),
+        (["mm.limits=image:2"], "mm.limits takes {name:value,...}, in quotes for the shell"),
         (["mm.limits.image=-1"], "mm.limits.image must be at least 0, got -1"),
         (["dp=0"], "dp must be at least 1, got 0"),
         (["model=qwen3_30b_a3b", "dp=5"], "dp must be one of 1, 2, 3, 4, 6, 8"),

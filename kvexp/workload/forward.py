@@ -12,11 +12,12 @@ MISTAKES = {
     "no_reset": "the peak is not reset after loading, so loading's own peak counts as activation:"
     " too few blocks",
     "short_prompt": "a short_prompt warm-up is not the worst case: too many blocks, and out of"
-    " memory at the first long prefill",
+    " memory at the first long prefill unless the card has room above the request",
     "decode": "a decode warm-up is not the worst case, its scores are 1 x n and not n x n: far too"
-    " many blocks, and out of memory at the first prefill",
+    " many blocks, and out of memory at the first prefill unless the card has room above the"
+    " request",
     "none": "no warm-up, so no activation is seen and none is reserved: far too many blocks, and"
-    " out of memory at the first prefill",
+    " out of memory at the first prefill unless the card has room above the request",
 }
 """The ways to get the warm-up wrong, and what each would cause."""
 

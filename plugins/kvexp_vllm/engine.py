@@ -39,7 +39,7 @@ from kvexp_vllm import (
     speculation,
 )
 from kvexp_vllm.fitted import Estimate
-from kvexp_vllm.rules import MEASURED, VersionRules, release_of, version_rules
+from kvexp_vllm.rules import VersionRules, version_rules
 from kvexp_vllm.weights import Loaded, Options, adjusted_bytes, weights_memory
 
 MEASURED_TYPES = (
@@ -68,7 +68,7 @@ SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 
 @dataclass
 class Vllm(Engine):
-    """vLLM at any version from 0.5 on; memory terms as measured on 0.26.
+    """vLLM at any version from 0.5 on; memory terms fitted by version, with intervals.
 
     `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
@@ -453,8 +453,6 @@ class Vllm(Engine):
             notes.append(f"head_dim = hidden_size / heads = {knobs.model.head_size}")
         if knobs.model.num_key_value_heads is None:
             notes.append(f"num_key_value_heads = num_attention_heads = {knobs.model.kv_heads}")
-        if release_of(self.version) != MEASURED:
-            notes.append(f"memory terms of vLLM {self.version} follow the rules measured on 0.26")
         return tuple(notes)
 
     def _replica_notes(self, knobs: Knobs) -> list[str]:
