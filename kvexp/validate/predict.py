@@ -201,6 +201,12 @@ def _interval(part: Part) -> Interval:
     return Interval(size - part.below_bytes, size, size + part.above_bytes)
 
 
+def _estimated(result: Result) -> Interval | None:
+    """What the engine estimates and subtracts; unknown where it subtracts nothing."""
+    found = _term("cudagraph")(result)
+    return found if found and found.best else None
+
+
 def _captured(result: Result) -> Interval | None:
     """What capture takes, where the engine has a rule for it."""
     parts = result.holding.parts if result.holding else ()
@@ -229,7 +235,7 @@ _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
     "activation_bytes": _term("activation"),
     "non_torch_bytes": _term("non_torch"),
     "graphs_bytes": _captured,
-    "graphs_estimate_bytes": _term("cudagraph"),
+    "graphs_estimate_bytes": _estimated,
     "estimated_max_len": _exact(lambda result: _longest(result.refusal)),
 }
 

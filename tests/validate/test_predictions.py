@@ -214,6 +214,13 @@ def test_a_start_is_predicted_with_all_its_values():
     assert tokens.best == 16 * found.values["num_blocks"].best
 
 
+def test_an_estimate_of_graphs_is_known_where_the_engine_subtracts_one():
+    at = lambda version: predict(replace(LLAMA, engine_version=version)).values  # noqa: E731
+
+    assert at("0.19.0")["graphs_estimate_bytes"] is None
+    assert at("0.22.0")["graphs_estimate_bytes"].best > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "outcome"),
     [
