@@ -457,8 +457,9 @@ def _with_holding(result: Result, engine: Engine, deployment: Deployment) -> Res
     budget, profile = result.budget, result.profile
     unused = sum(part.size_bytes for part in budget.parts if part.name == "unused")
     beyond = sum(part.size_bytes for part in parts) - profile.cudagraph_bytes
-    kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes
-    beyond += max(0, kept)
+    mistaken = profile.missing_activation_bytes or 0
+    kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes - mistaken
+    beyond += max(0, kept) + mistaken
     load = budget.requested_bytes - unused + beyond
     doubt = math.isqrt(sum(part.above_bytes**2 for part in parts))
     room = deployment.total_bytes - deployment.used_by_others_bytes - beyond - doubt

@@ -82,6 +82,21 @@ def test_each_wrong_warm_up_says_what_comes_of_it(run):
     assert "too few blocks" in loading.activation.reason
 
 
+def test_full_load_takes_the_same_beside_the_cache_however_wrong_the_warm_up_was(run):
+    def beside_cache(result):
+        return result.holding.held_under_load_bytes - result.budget.kv_cache_bytes
+
+    right = run()
+    # transformers' forward is what full load takes where the engine's own is not set right
+    taken = beside_cache(right) - right.profile.engine_delta_bytes
+    none = run("profiler.warmup=none")
+    loading = run("profiler.warmup=no_reset", "profiler.loading=state_dict")
+
+    assert beside_cache(none) == beside_cache(loading) == taken
+    assert none.holding.largest_safe_util < right.holding.largest_safe_util
+    assert loading.holding.largest_safe_util > right.holding.largest_safe_util
+
+
 def test_without_a_peak_of_loading_a_missing_reset_does_no_harm(run):
     untied = ("profiler.seq_len=8192", "model.tie_word_embeddings=false")
     right, wrong = run(*untied), run(*untied, "profiler.warmup=no_reset")
