@@ -80,10 +80,13 @@ def run(arguments: Sequence[str]) -> int:
         hydra.main(
             version_base="1.3", config_path=str(registry.config_dir()), config_name="config"
         )(command)()
+        sys.stdout.flush()
         if command.failure is not None:
             raise command.failure
     except (RequestError, ProfilerUnavailable) as error:
         return _say(str(error), WRONG_REQUEST)
+    except BrokenPipeError:  # the reader left: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except CONFIG_ERRORS as error:
         if wants_trace or not is_users_mistake(error):
             raise

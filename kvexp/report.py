@@ -414,8 +414,9 @@ def _holding_lines(holding: Holding) -> Iterator[str]:
         yield f"  largest util whose full load fits: {holding.largest_safe_util:.4f}"
     if holding.util_keeping_cache is not None:
         yield (
-            f"  util {holding.util_without_graphs:.4f} gives this cache where no graphs are"
-            f" subtracted, {holding.util_keeping_cache:.4f} here the cache of such a version"
+            f"  a version that subtracts no graphs gives this cache at util"
+            f" {holding.util_without_graphs:.4f}; the cache it gives at this util takes"
+            f" {holding.util_keeping_cache:.4f} here"
         )
 
 

@@ -378,3 +378,17 @@ def test_a_killed_child_and_a_timeout_are_statuses(slow_plugin, tmp_path):
     assert done.returncode == 1
     assert result["status"] == "timeout"
     assert "profiler.timeout_s=3" in result["reason"]
+
+
+def test_a_reader_that_leaves_is_no_mistake(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvexp", "--help"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    complaint = process.stderr.read()
+    process.stderr.close()
+
+    assert (process.wait(), complaint) == (0, b"")

@@ -479,7 +479,7 @@ def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
         reason = f"room for {room.max_loras} adapters of rank {room.max_rank}, not measured"
         found.append(_derived("lora", loaded.lora_bytes, reason))
     if drafts is not None and drafts.draft is not None:
-        reason = f"{drafts.method} model {drafts.draft.name}, not measured"
+        reason = f"{drafts.draft.name} by {drafts.method}, not measured"
         found.append(_derived("draft", loaded.draft_bytes, reason))
     return tuple(found)
 
