@@ -220,6 +220,9 @@ class Vllm(Engine):
                 fully_sharded_loras=self.fully_sharded_loras,
             ),
         )
+        beside = _beside(deployment, loaded)
+        if beside:
+            spread += 0.005
         size = loaded.total_bytes
         if loaded.lora_bytes or loaded.draft_bytes:
             spread += 0.005
@@ -231,7 +234,7 @@ class Vllm(Engine):
             reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
             low_bytes=None if error is None else size - error,
             high_bytes=None if error is None else size + error,
-            includes=_beside(deployment, loaded),
+            includes=beside,
         )
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
