@@ -505,6 +505,12 @@ def test_a_release_is_no_number():
     assert read_log(text, "a-log")["engine_version"] == "0.20 (V1)"
 
 
+def test_a_row_of_digits_beyond_all_counts_is_no_number():
+    found = read_log(f"INFO [x.py:1] GPU KV cache size: {'9' * 5000} tokens\n{V0_5}", "x")
+
+    assert isinstance(found["outputs"].get("kv_tokens"), str | None)
+
+
 def test_a_negative_rest_is_a_number():
     text = "INFO [gpu_worker.py:563] Available KV cache memory: -7.83 GiB\n"
 
