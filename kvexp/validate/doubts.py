@@ -77,6 +77,5 @@ def _widened(interval: Interval | None, moved: Sequence[Sequence[float]]) -> Int
     low, best, high = interval
     down = [max((best - value for value in each if value < best), default=0.0) for each in moved]
     up = [max((value - best for value in each if value > best), default=0.0) for each in moved]
-    return Interval(
-        max(0.0, best - math.hypot(best - low, *down)), best, best + math.hypot(high - best, *up)
-    )
+    least = max(min(0.0, low), best - math.hypot(best - low, *down))
+    return Interval(least, best, best + math.hypot(high - best, *up))

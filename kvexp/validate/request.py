@@ -144,7 +144,7 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     draft.version(card.facts.get("compute_capability"))
     draft.flags({item.name for item in fields(known.plugins[option])})
     draft.knobs()
-    draft.split()
+    draft.split(counts_replicas="dp" in getattr(known.plugins[option], "counts", ()))
     draft.dtypes(named)
     draft.weights(named)
     draft.length()
@@ -217,14 +217,17 @@ class _Draft:
         if self.option != "vllm" or self.inputs.is_stated("block_size"):
             self.values["block_size"] = self.inputs.block_size
 
-    def split(self) -> None:
-        """Ranks and stages; all cards are ranks where only their number is known."""
-        pp = self.inputs.pp or 1
-        tp = self.inputs.tp
+    def split(self, *, counts_replicas: bool) -> None:
+        """Ranks, stages and replicas; all cards are ranks where only their number is known."""
+        pp, dp, tp = self.inputs.pp or 1, self.inputs.dp or 1, self.inputs.tp
         if tp is None:
-            tp = max(1, (self.inputs.num_gpus or 1) // pp)
+            tp = max(1, (self.inputs.num_gpus or 1) // (pp * dp))
             self.notes.append(f"tp: {tp}")
         self.values |= {"tp": tp, "pp": pp}
+        if counts_replicas:
+            self.values["dp"] = dp
+        elif dp > 1:
+            self.notes.append(f"dp: no rule for {dp} replicas, one alone instead")
 
     def dtypes(self, named: models.Named) -> None:
         """The compute dtype where it is stated, and the cache's."""

@@ -275,7 +275,22 @@ def test_without_a_card_the_common_ones_give_the_bounds():
     tokens = found.values["kv_tokens"]
     assert tokens.low < tokens.best / 5 and tokens.best * 1.5 < tokens.high
     weights = found.values["weights_bytes"]
-    assert weights.high - weights.low < weights.best / 100
+    assert weights == predict(LLAMA).values["weights_bytes"]
+
+
+def test_bytes_that_are_missing_lie_in_their_interval():
+    found = predict(replace(LLAMA, gpu_memory_utilization=0.2))
+
+    low, best, high = found.values["available_kv_bytes"]
+    assert low <= best < 0 and best <= high
+
+
+def test_replicas_share_the_experts():
+    moe = replace(LLAMA, model="Qwen/Qwen3-30B-A3B", other_flags="--enable-expert-parallel")
+    one, four = predict(replace(moe, dp=1)), predict(replace(moe, dp=4))
+
+    weights = [each.values["weights_bytes"].best for each in (one, four)]
+    assert weights[1] < 0.35 * weights[0]
 
 
 @pytest.mark.parametrize(
