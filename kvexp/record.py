@@ -276,6 +276,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
+    path = path.resolve()  # `.` and `..` have a name then, and a link keeps pointing where it does
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with temporary.open("x", encoding="utf-8", newline="\n") as stream:

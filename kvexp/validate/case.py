@@ -35,6 +35,9 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 """Inputs that a record may lack or hold as null."""
 
+LARGEST = 1 << 53
+"""No figure of a record is larger: up to here whole numbers are exact as floats."""
+
 _FREE = ("free_gib", "init_free_gib")
 """Keys of `extra` that are inputs: what was free is no output of the engine."""
 
@@ -200,9 +203,16 @@ def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise UnreadableRecord(f"{inside}{name} must be {wanted} or null, got {_short(value)}")
-    if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
-        raise UnreadableRecord(f"{inside}{name} must not be negative, got {value}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        _check_size(value, f"{inside}{name}")
+        if value < 0:
+            raise UnreadableRecord(f"{inside}{name} must not be negative, got {value}")
     return value
+
+
+def _check_size(value: float, name: str) -> None:
+    if not -LARGEST < value < LARGEST:
+        raise UnreadableRecord(f"{name} must be a number below 2^53, got {_short(value)}")
 
 
 def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -257,9 +267,10 @@ def _logged(record: Mapping[str, Any]) -> Logged:
 
 
 def size_figure(gib: float) -> Figure:
-    """A size that was printed in GiB."""
-    size = gib * GIB
-    return Figure(value=round(size), error=0.0 if size.is_integer() else half_digit(gib) * GIB)
+    """A size in GiB: whole bytes with more than the two digits that a log prints are exact."""
+    size = float(gib) * GIB
+    exact = size.is_integer() and round(gib, 2) != gib
+    return Figure(value=round(size), error=0.0 if exact else half_digit(gib) * GIB)
 
 
 def half_digit(printed: float) -> float:
@@ -274,6 +285,7 @@ def _number(outputs: Mapping[str, Any], name: str, inside: str = "outputs.") -> 
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UnreadableRecord(f"{inside}{name} must be a number or null, got {_short(value)}")
+    _check_size(value, f"{inside}{name}")
     return value
 
 

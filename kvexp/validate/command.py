@@ -42,7 +42,9 @@ def run(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     limits = {} if options.check is None else output.thresholds(options.check)
     store = None if options.mlflow is None else kept.open_store(options.mlflow)
-    files = [*map(_read, options.files), *map(_read_log, options.log)]
+    stems = [path.stem for path in options.log]
+    logs = [(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in options.log]
+    files = [*map(_read, options.files), *(_read_log(path, name) for path, name in logs)]
     problems = [problem for found in files for problem in found.problems]
     scored = score.score((each for found in files for each in found.cases), predict)
     summary = score.summary(scored, options.group)
@@ -95,10 +97,10 @@ def _read(path: Path) -> case.Records:
         raise RequestError(f"{path} cannot be read: {error}") from None
 
 
-def _read_log(path: Path) -> case.Records:
-    """The one record of a raw log."""
+def _read_log(path: Path, name: str) -> case.Records:
+    """The one record of a raw log; `name` is its id."""
     try:
-        found = read_log(path.read_text(encoding="utf-8", errors="replace"), path.stem)
+        found = read_log(path.read_text(encoding="utf-8", errors="replace"), name)
         return case.Records(cases=(case.case_of(found),), problems=())
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error}") from None

@@ -1,6 +1,7 @@
 """What the command keeps: the JSON of cases and summary, and its check against thresholds."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def _missed(
         if isinstance(value, Mapping):
             yield from _missed(limit, value, path)
             continue
-        if isinstance(limit, bool) or not isinstance(limit, int | float):
+        is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
+        if not is_number or not math.isfinite(limit):
             raise RequestError(f"--check: {name} must be a number, got {limit!r}")
         if value is None:
             yield f"{name} is not known: no case has it, the limit is {limit:g}"

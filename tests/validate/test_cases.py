@@ -84,6 +84,14 @@ def test_a_size_in_whole_bytes_is_exact():
     assert case_of(record).logged.figures["weights_bytes"] == Figure(value=16062685184)
 
 
+@pytest.mark.parametrize("printed", [15, 15.0, 14.5])
+def test_printed_digits_that_happen_to_be_whole_bytes_are_rounded_too(printed):
+    record = {**SMALL, "outputs": {"weights_gib": printed}}
+
+    figure = case_of(record).logged.figures["weights_bytes"]
+    assert figure == Figure(value=printed * GIB, error=0.005 * GIB)
+
+
 @pytest.mark.parametrize(("error", "outcome"), [("none", "ok"), (None, None), ("oom", "oom")])
 def test_how_a_start_ended(error, outcome):
     assert case_of({**SMALL, "outputs": {"error": error}}).logged.outcome == outcome
@@ -105,6 +113,8 @@ def test_a_record_without_outputs_is_a_case():
         ({"tp": 1.5}, "tp must be int or null, got 1.5"),
         ({"gpu_total_gib": 0}, "gpu_total_gib must be more than 0, got 0"),
         ({"gpu_total_gib": -1}, "gpu_total_gib must not be negative, got -1"),
+        ({"gpu_total_gib": 1e308}, "gpu_total_gib must be a number below 2^53, got 1e+308"),
+        ({"outputs": {"kv_tokens": 10**400}}, "outputs.kv_tokens must be a number below 2^53"),
         ({"explicit": "model"}, "explicit must be a list of keys, got 'model'"),
         ({"outputs": [1]}, "outputs must be an object or null, got [1]"),
         ({"outputs": {"kv_tokens": "many"}}, "outputs.kv_tokens must be a number or null"),
@@ -120,7 +130,17 @@ def test_a_wrong_value_is_named(changes, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "NaN", '{"id": "x", "tp": NaN}', "[" * 5000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1]",
+        "NaN",
+        '{"id": "x", "engine": "vllm", "tp": 1e999}',
+        '{"id": "x", "tp": NaN}',
+        "[" * 5000,
+    ],
+)
 def test_a_line_that_is_no_record_costs_that_line_alone(line):
     found = read([*lines(SMALL), line], "some.jsonl")
 

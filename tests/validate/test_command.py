@@ -69,6 +69,17 @@ def test_a_raw_log_is_a_case(few, capsys):
     assert case["logged"]["kv_tokens"] == 158656
 
 
+def test_logs_of_one_name_in_two_folders_stay_apart(few):
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "start.log").write_text(LOG)
+
+    logs = [f"--log={folder}/start.log" for folder in ("a", "b")]
+    assert command.run([*logs, "--json", "out.json", "--quiet"]) == 0
+    cases = json.loads(Path("out.json").read_text())["cases"]
+    assert [case["id"] for case in cases] == ["a/start.log", "b/start.log"]
+
+
 def test_a_text_that_is_no_log_is_one_line_and_the_rest_is_answered(few, capsys):
     Path("other.txt").write_text("hello\n")
 
@@ -103,6 +114,8 @@ def test_a_missed_limit_is_status_1(few, capsys):
         (["FEW", "--check", "list.yaml"], "--check list.yaml must hold keys of the summary"),
         (["FEW", "--check", "broken.yaml"], "--check broken.yaml cannot be read"),
         (["FEW", "--check", "unknown.yaml"], "--check: everything is no key of the summary"),
+        (["FEW", "--check", "nan.yaml"], "--check: all.answered_share must be a number, got nan"),
+        (["FEW", "--json", "."], "cannot write to ."),
         (["FEW", "--json", "no/such/folder/out.json"], "cannot write to no/such/folder/out.json"),
         (["FEW", "--picture", "out.nothing"], "cannot write to out.nothing"),
         (["FEW", "--mlflow", "nonsense://x"], "nonsense"),
@@ -111,6 +124,7 @@ def test_a_missed_limit_is_status_1(few, capsys):
 def test_a_wrong_request_is_one_line_and_status_2(few, capsys, arguments, message):
     Path("list.yaml").write_text("- 1\n")
     Path("broken.yaml").write_text("a: [\n")
+    Path("nan.yaml").write_text("all: {answered_share: .nan}\n")
     Path("unknown.yaml").write_text("everything: 1\n")
 
     assert command.run([few if each == "FEW" else each for each in arguments]) == 2
