@@ -455,23 +455,27 @@ def _with_holding(result: Result, engine: Engine, deployment: Deployment) -> Res
     if not parts:
         return result
     budget, profile = result.budget, result.profile
-    unused = sum(part.size_bytes for part in budget.parts if part.name == "unused")
+    rest = sum(part.size_bytes for part in budget.parts if part.name in ("unused", "shortfall"))
+    sized_by_util = budget.base == "total" and rest >= 0
     beyond = sum(part.size_bytes for part in parts) - profile.cudagraph_bytes
     mistaken = profile.missing_activation_bytes or 0
     kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes - mistaken
     beyond += max(0, kept) + mistaken
-    load = budget.requested_bytes - unused + beyond
+    load = budget.requested_bytes - rest + beyond
     doubt = math.isqrt(sum(part.above_bytes**2 for part in parts))
-    room = deployment.total_bytes - deployment.used_by_others_bytes - beyond - doubt
+    charged = all(part.name != "context" for part in parts)  # the budget has the whole device's use
+    others = 0 if charged else deployment.used_by_others_bytes
+    room = deployment.total_bytes - others - beyond - doubt
     safe = min(room, deployment.free_bytes) / deployment.total_bytes
-    shift = profile.cudagraph_bytes / deployment.total_bytes
+    shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
     holding = Holding(
         parts=parts,
         held_at_start_bytes=load + min(0, kept),
         held_under_load_bytes=load,
         requested_bytes=budget.requested_bytes,
         total_bytes=deployment.total_bytes,
-        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000),
+        used_by_others_bytes=others,
+        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000) if sized_by_util else None,
         util_without_graphs=round(deployment.util - shift, 4) if shift else None,
         util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
     )
@@ -482,10 +486,13 @@ def _with_holding(result: Result, engine: Engine, deployment: Deployment) -> Res
 
 
 def _too_much(holding: Holding) -> str:
+    safe, others = holding.largest_safe_util, ""
+    if holding.used_by_others_bytes:
+        others = f", of which others use {gib(holding.used_by_others_bytes)}"
     return (
         f"full load would take {gib(holding.held_under_load_bytes)} of the card's"
-        f" {gib(holding.total_bytes)}: out of memory after the cache is allocated; util may be at"
-        f" most {holding.largest_safe_util:.4f}"
+        f" {gib(holding.total_bytes)}{others}: out of memory after the cache is allocated; "
+        + (f"util may be at most {safe:.4f}" if safe is not None else "a smaller cache may fit")
     )
 
 
@@ -507,17 +514,13 @@ def _bounded(
     if low == high:
         return result
     least, most = engine.plan(deployment, low), engine.plan(deployment, high)
-    blocks_low, tokens_low, concurrency_low = _counts(least)
-    blocks_high, tokens_high, concurrency_high = _counts(most)
-    return replace(
-        result,
-        num_blocks_low=blocks_low,
-        num_blocks_high=blocks_high,
-        kv_tokens_low=tokens_low,
-        kv_tokens_high=tokens_high,
-        max_concurrency_low=concurrency_low,
-        max_concurrency_high=concurrency_high,
-    )
+    best = (result.num_blocks or 0, result.kv_tokens or 0, result.max_concurrency or 0.0)
+    # a length that is fitted to the memory changes with it: less memory may hold more requests
+    bounds: dict[str, Any] = {}
+    names = ("num_blocks", "kv_tokens", "max_concurrency")
+    for name, *counts in zip(names, best, _counts(least), _counts(most), strict=True):
+        bounds |= {f"{name}_low": min(counts), f"{name}_high": max(counts)}
+    return replace(result, **bounds)
 
 
 def _error_bytes(

@@ -179,8 +179,9 @@ class Holding:
 
     `parts` stand on the card but in no budget. `held_at_start_bytes` are in use when the engine is
     ready and idle, `held_under_load_bytes` under full load; both count everything but other
-    processes. `largest_safe_util` is the largest share whose full load, at the high end of every
-    interval, still fits. `util_without_graphs` is the share at which a version that subtracts no
+    processes, which hold `used_by_others_bytes` beside it. `largest_safe_util` is the largest share
+    whose full load, at the high end of every interval, still fits; null where the share does not
+    set the cache's size. `util_without_graphs` is the share at which a version that subtracts no
     graphs has this cache, `util_keeping_cache` the one that keeps the cache of such a version
     here; null where no graphs are subtracted.
     """
@@ -190,6 +191,7 @@ class Holding:
     held_under_load_bytes: int
     requested_bytes: int
     total_bytes: int
+    used_by_others_bytes: int = 0
     largest_safe_util: float | None = None
     util_without_graphs: float | None = None
     util_keeping_cache: float | None = None
@@ -208,7 +210,7 @@ class Holding:
     @property
     def fits(self) -> bool:
         """Whether full load may fit on the card: false where not even its low end does."""
-        return self.least_under_load_bytes <= self.total_bytes
+        return self.least_under_load_bytes + self.used_by_others_bytes <= self.total_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,6 +149,60 @@ def test_gpt_oss_at_95_percent_runs_out_of_memory_after_the_cache_and_at_90_it_s
     assert 0.9 <= much.holding.largest_safe_util < 0.95
 
 
+def test_a_cache_of_given_size_has_no_safe_share():
+    asked = ["model=llama3_8b", "gpu=h200", "engine.kv_cache_memory_bytes=200GiB"]
+    given = kvexp.run([*asked, "util=0.5"])
+
+    assert (given.status, given.stage) == (Status.oom, Stage.graphs)
+    assert given.holding.held_under_load_bytes > 200 * GIB
+    assert given.holding.largest_safe_util is None
+    assert "util" not in given.reason
+
+
+def test_blocks_beyond_the_request_stand_on_the_card():
+    asked = ["model=llama3_8b", "gpu=h200", "util=0.5"]
+    own = kvexp.run(asked)
+    more = kvexp.run([*asked, f"engine.num_gpu_blocks_override={own.num_blocks + 1000}"])
+
+    added = more.holding.held_under_load_bytes - own.holding.held_under_load_bytes
+    assert added == 1000 * own.block_bytes
+
+
+def test_what_others_use_is_no_room():
+    asked = ["model=llama3_8b", "gpu=h200", "util=0.95"]
+    alone, beside = kvexp.run(asked), kvexp.run([*asked, "gpu.used_by_others_bytes=6GiB"])
+
+    assert alone.ok
+    assert (beside.status, beside.stage) == (Status.oom, Stage.graphs)
+    assert "of which others use 6.00 GiB" in beside.reason
+    assert beside.holding.largest_safe_util < 0.95
+
+
+def test_a_fitted_length_leaves_the_counts_in_their_intervals():
+    found = kvexp.run(
+        ["model=llama32_3b", "gpu=t4", "util=0.7", "max_model_len=-1", "engine.version=0.30.0"]
+    )
+
+    assert found.max_concurrency_low <= found.max_concurrency <= found.max_concurrency_high
+    assert found.kv_tokens_low <= found.kv_tokens <= found.kv_tokens_high
+
+
+STAGES = ("model=llama3_8b", "gpu=h100", "pp=2", "util=0.9")
+
+
+@pytest.mark.parametrize("version", ["0.5.4", "0.7.3", "0.8.5-v0", "0.10.2", "0.13.0", "0.17.1"])
+@pytest.mark.parametrize("link", ["pcie", "nvlink", "multicast"])
+def test_stages_have_a_term_before_any_log_of_them(version, link):
+    asked = [*STAGES, f"engine.version={version}", f"gpu.interconnect={link}"]
+    part = kvexp.run(asked).profile.non_torch
+
+    assert (
+        part.size_bytes - part.below_bytes
+        <= kvexp.run([*STAGES, "engine.version=0.19.0"]).profile.non_torch_bytes
+    )
+    assert "no log of stages" in part.reason
+
+
 def test_the_share_that_keeps_the_cache_of_a_version_without_graphs():
     result = kvexp.run(["model=qwen3_30b_a3b", "gpu=h200", "util=0.92"])
     share = result.profile.cudagraph_bytes / result.budget.total_bytes
