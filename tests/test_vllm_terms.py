@@ -209,3 +209,9 @@ def test_the_share_that_keeps_the_cache_of_a_version_without_graphs():
 
     assert result.holding.util_keeping_cache == round(0.92 + share, 4)
     assert result.holding.util_without_graphs == round(0.92 - share, 4)
+
+
+def test_kimi_k2_thinking_takes_the_594_gb_of_its_int4_checkpoint():
+    ranks = kvexp.run(["model=kimi_k2_thinking", "gpu=b300", "tp=8"]).ranks
+
+    assert sum(rank.profile.weights_bytes for rank in ranks) == pytest.approx(594e9, rel=0.03)
