@@ -136,7 +136,8 @@ def test_free_memory_below_the_request_is_refused_with_the_reachable_share():
     assert result.refusal.gap_bytes > 0
     again = kvexp.run(["gpu=h200", "util=0.853", "gpu.used_by_others_bytes=20GiB"])
     assert "util may be at most 0.8532" in result.reason
-    assert again.ok
+    assert again.refusal is None  # it starts; what it takes beyond the request is another matter
+    assert again.num_blocks > 0
 
 
 @pytest.mark.parametrize(
