@@ -251,7 +251,7 @@ def test_a_tracked_sweep_from_python_lies_in_one_folder(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
 def test_an_interrupted_sweep_leaves_no_run_behind_that_still_runs(tmp_path, signals):
-    utils = ",".join(f"0.{n}" for n in range(300, 900, 4))
+    utils = ",".join(f"0.{n}" for n in range(300, 900, 12))
     process = subprocess.Popen(
         [sys.executable, "-m", "kvexp", "-m", f"util={utils}"],
         cwd=tmp_path,

@@ -75,6 +75,7 @@ def written(tmp_path, capsys):
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("device", [H200, OTHER], ids=lambda device: device.name)
 def test_a_simulated_card_gives_its_own_numbers_back(device):

@@ -49,6 +49,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_the_table_has_every_architecture():
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as SHIPPED
 

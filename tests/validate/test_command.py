@@ -33,6 +33,7 @@ def few(tmp_path, monkeypatch):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_kept_records_stay_within_their_limits(tmp_path, capsys):
     out = tmp_path / "out.json"
     status = command.run(
