@@ -42,7 +42,13 @@ def _sort(call: Call, device: Device) -> list[int]:
     if tensor.dim() == 0 or count != tensor.shape[-1] or count <= device.sort_small:
         return []
     tiles = -(-count // device.sort_tile)
-    own = 2 * _bytes(tensor) + device.sort_counts + device.sort_tile_state * tiles + 2 * _PAGE - 1
+    own = (
+        2 * _pages(_bytes(tensor))
+        + device.sort_counts
+        + device.sort_tile_state * tiles
+        + 2 * _PAGE
+        - 1
+    )
     return [8 * count, own]
 
 
@@ -53,7 +59,7 @@ def _cumsum(call: Call, device: Device) -> list[int]:
     if tensor.numel() != tensor.shape[call.args[1]]:
         return sizes
     tiles = -(-tensor.numel() // device.scan_tile) + 32
-    state = 2 * _pages(8 * tiles) if out.element_size() == 8 else _pages(16 * tiles)
+    state = _pages(16 * tiles) + (_PAGE if out.element_size() == 8 else 0)
     return [*sizes, state + _PAGE - 1]
 
 
