@@ -301,6 +301,7 @@ def wait_for(path, seconds=60):
     return path.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own imports, in this process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_keeps_the_point_as_killed_and_leaves_no_child(slow_plugin, tmp_path, number):

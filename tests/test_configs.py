@@ -21,12 +21,14 @@ SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_preset_composes(option):
     for point in api.compose_points([option]):
         assert point.run is not None, point.problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
 def test_every_model_gets_blocks_on_some_number_of_cards(model):
     (point,) = api.compose_points([f"model={model}", "gpu=h200", "tp=1", "max_model_len=256"])
@@ -41,6 +43,7 @@ def test_every_model_of_7b_and_less_runs_on_an_h200():
     assert [result.status for result in results] == [Status.ok] * 4
 
 
+@pytest.mark.slow
 def test_every_card_answers():
     names = sorted(path.stem for path in (CONF / "gpu").glob("*.yaml"))
     results = kvexp.sweep(["model=qwen3_0_6b", "max_model_len=2048", f"gpu={','.join(names)}"])
@@ -50,6 +53,7 @@ def test_every_card_answers():
     assert sum(result.ok for result in results) > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_runs(name, command_line, tmp_path):
     status, out, err = command_line(f"sweep={name}", "tracking=off")

@@ -172,6 +172,7 @@ def test_lists_and_null_in_a_preset_mean_what_they_mean_on_the_line(command_line
     assert list(tmp_path.rglob(".claim")) == []
 
 
+@pytest.mark.slow
 def test_the_same_point_has_one_identity_however_it_is_asked_for(command_line, tmp_path):
     command_line("util=0.9", "tracking=off", "hydra.run.dir=a")
     command_line("sweep=util", "util=0.9", "tracking=off", "hydra.sweep.dir=b")
@@ -248,6 +249,7 @@ def test_a_tracked_sweep_from_python_lies_in_one_folder(tmp_path, monkeypatch):
     assert (tmp_path / "mine" / "table.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT]])
 def test_an_interrupted_sweep_leaves_no_run_behind_that_still_runs(tmp_path, signals):

@@ -86,6 +86,7 @@ def test_a_simulated_card_gives_its_own_numbers_back(device):
     assert measured.numbers == {name: getattr(device, name) for names in PROBES for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_file_is_the_profile_and_says_where_each_number_is_from(written):
     path, status, out = written(simulated_card(OTHER))

@@ -52,6 +52,7 @@ def test_it_is_compared_with_ours(installed):
     assert "engine=toy: to paste: toy meta-llama/Meta-Llama-3-8B --share 0.5" in text
 
 
+@pytest.mark.slow
 def test_it_passes_the_suite_for_engines(installed):
     arguments = ("pytest", "-q", "-p", "no:cacheprovider", "tests")
 
