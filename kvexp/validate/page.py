@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvexp.units import GIB
-from kvexp.validate.report import GROUPS, TERMS, percent, signed
+from kvexp.validate.report import GROUPS, HEADS, TERM_HEADS, TERMS, figures, signed, term_figures
 from kvexp.validate.score import STATED, Scored
 
 _WORST = 12
@@ -47,46 +47,15 @@ def _page(
 def _capacity(
     title: str, groups: Mapping[str, Any], summary: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    rows = [[name, *_group(found)] for name, found in groups.items()]
+    rows = [[name, *figures(found)] for name, found in groups.items()]
     if summary is not None:
-        rows += [[f"`{name}*`", *_group(found)] for name, found in summary["by_prefix"].items()]
-    heads = ["", "cases", "answered", "median", "within 1 %", "within 10 %", "worst", "inside"]
-    yield from _section(title, [*heads, "width", "failures", "kind right"], rows)
-
-
-def _group(found: Mapping[str, Any]) -> list[str]:
-    capacity = found["capacity"]
-    return [
-        str(found["cases"]),
-        percent(found["answered_share"], 0),
-        percent(capacity["median_error"]),
-        percent(capacity["within_1_percent_share"], 0),
-        percent(capacity["within_10_percent_share"], 0),
-        percent(capacity["worst_error"], 1),
-        percent(found["inside_share"], 0),
-        percent(capacity["median_width"]),
-        str(found["failures"]),
-        percent(found["failure_share"], 0),
-    ]
+        rows += [[f"`{name}*`", *figures(found)] for name, found in summary["by_prefix"].items()]
+    yield from _section(title, ["", *HEADS], rows)
 
 
 def _terms(title: str, terms: Mapping[str, Any]) -> Iterator[str]:
-    rows = [
-        [
-            f"`{name}`",
-            str(found["cases"]),
-            percent(found["median_error"]),
-            percent(found["within_1_percent_share"], 0),
-            percent(found["within_10_percent_share"], 0),
-            percent(found["worst_error"], 1),
-            percent(found["inside_share"], 0),
-            percent(found["median_width"]),
-        ]
-        for name, found in terms.items()
-        if found["cases"]
-    ]
-    heads = ["", "cases", "median", "within 1 %", "within 10 %", "worst", "inside", "width"]
-    yield from _section(title, heads, rows)
+    rows = [[f"`{name}`", *term_figures(found)] for name, found in terms.items() if found["cases"]]
+    yield from _section(title, ["", *TERM_HEADS], rows)
 
 
 def _worst(scored: Sequence[Scored]) -> Iterator[str]:

@@ -46,21 +46,27 @@ def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:
     for family in _FAMILIES:
         rows |= summary[family]
     yield "tokens, or blocks where no tokens are logged"
-    yield from aligned([_HEADS, *([title, *_figures(found)] for title, found in rows.items())])
+    found_rows = (
+        [title, *figures(found), _case(found["capacity"])] for title, found in rows.items()
+    )
+    yield from aligned([["", *HEADS, "worst case"], *found_rows])
     yield ""
     yield "values, of all cases"
-    heads = ["", *_TERM_HEADS]
-    terms = summary["all"]["terms"]
-    yield from aligned([heads, *([name, *_term(found)] for name, found in terms.items())])
+    terms = summary["all"]["terms"].items()
+    term_rows = ([name, *term_figures(found), _case(found)] for name, found in terms)
+    yield from aligned([["", *TERM_HEADS, "worst case"], *term_rows])
 
 
-_HEADS = ["", "cases", "answered", "median", "within 1 %", "within 10 %", "worst"]
-_HEADS += ["inside", "width", "failures", "kind right", "worst case"]
-_TERM_HEADS = ["cases", "median", "within 1 %", "within 10 %", "worst", "inside", "width"]
-_TERM_HEADS += ["worst case"]
+HEADS = ["cases", "answered", "median", "within 1 %", "within 10 %", "worst"]
+HEADS += ["inside", "width", "failures", "kind right"]
+"""What `figures` gives, in its order."""
+
+TERM_HEADS = ["cases", "median", "within 1 %", "within 10 %", "worst", "inside", "width"]
+"""What `term_figures` gives, in its order."""
 
 
-def _figures(found: Mapping[str, Any]) -> list[str]:
+def figures(found: Mapping[str, Any]) -> list[str]:
+    """The figures of a group of cases, as text under `HEADS`."""
     capacity = found["capacity"]
     return [
         str(found["cases"]),
@@ -73,11 +79,11 @@ def _figures(found: Mapping[str, Any]) -> list[str]:
         percent(capacity["median_width"]),
         str(found["failures"]),
         percent(found["failure_share"], 0),
-        capacity["worst"] or "-",
     ]
 
 
-def _term(found: Mapping[str, Any]) -> list[str]:
+def term_figures(found: Mapping[str, Any]) -> list[str]:
+    """The figures of one term, as text under `TERM_HEADS`."""
     return [
         str(found["cases"]),
         percent(found["median_error"]),
@@ -86,8 +92,11 @@ def _term(found: Mapping[str, Any]) -> list[str]:
         percent(found["worst_error"], 1),
         percent(found["inside_share"], 0),
         percent(found["median_width"]),
-        found["worst"] or "-",
     ]
+
+
+def _case(found: Mapping[str, Any]) -> str:
+    return found["worst"] or "-"
 
 
 def _row(each: Scored) -> list[str]:
