@@ -29,7 +29,7 @@ def widened(
     if not prediction.answered:
         return prediction
     moved = [
-        [answer(each).values for each in variants] for _, variants in unstated(inputs, prediction)
+        [answer(each).values for each in variants] for variants in unstated(inputs, prediction)
     ]
     values = {
         name: _widened(interval, [[_best(values, name) for values in each] for each in moved])
@@ -40,29 +40,23 @@ def widened(
     return replace(prediction, values=values)
 
 
-def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[tuple[str, list[Inputs]]]:
-    """The inputs that a case does not state, each with the cases it may have been."""
+def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
+    """For each input that a case does not state, the cases it may have been."""
     vllm = inputs.engine.lower() == "vllm"
     if not inputs.is_stated("gpu_memory_utilization") and vllm:
-        yield (
-            "gpu_memory_utilization",
-            [replace(inputs, gpu_memory_utilization=share) for share in UTIL],
-        )
+        yield [replace(inputs, gpu_memory_utilization=share) for share in UTIL]
     if not inputs.is_stated("gpu_total_gib") and "total_bytes" in prediction.used:
         total = prediction.used["total_bytes"] / GIB
-        yield (
-            "gpu_total_gib",
-            [
-                replace(inputs, gpu_total_gib=round(total * (1 + sign * TOTAL_ERROR), 2))
-                for sign in (-1, 1)
-            ],
-        )
+        yield [
+            replace(inputs, gpu_total_gib=round(total * (1 + sign * TOTAL_ERROR), 2))
+            for sign in (-1, 1)
+        ]
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         if not inputs.is_stated(name) and vllm and name in prediction.used:
             fewer = max(1, prediction.used[name] // 2)
-            yield name, [replace(inputs, **{name: fewer})]
+            yield [replace(inputs, **{name: fewer})]
     if not inputs.is_stated("enforce_eager") and vllm:
-        yield "enforce_eager", [replace(inputs, enforce_eager=True)]
+        yield [replace(inputs, enforce_eager=True)]
 
 
 def _best(values: Mapping[str, Interval | None], name: str) -> float:
