@@ -222,10 +222,8 @@ class Vllm(Engine):
         )
         beside = _beside(deployment, loaded)
         if beside:
-            spread += 0.005
+            spread += 0.01
         size = loaded.total_bytes
-        if loaded.lora_bytes or loaded.draft_bytes:
-            spread += 0.005
         error = int(spread * size) if spread else None
         return Part(
             name="weights",
