@@ -228,7 +228,8 @@ def memory_picture(rows: _Rows, path: Path) -> Path:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     shown = rows[:MAX_COLUMNS]
-    size = (max(5.5, 4.5 + 0.32 * len(shown)), 4.8 if len(shown) <= 12 else 5.6)
+    column = 0.75 if len(shown) <= _LEVEL_COUNTS else 0.32
+    size = (max(5.5, 4.5 + column * len(shown)), 4.8 if len(shown) <= 12 else 5.6)
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

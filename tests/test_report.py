@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -180,6 +181,27 @@ def test_a_picture_counts_in_tokens_where_blocks_have_several_sizes(tmp_path, mo
     report.memory_picture([("a", pages), ("b", pages)], tmp_path / "b.png")
 
     assert written == ["160", "170", "10", "10"]
+
+
+@pytest.mark.parametrize("count", [2, 5, 8, 9])
+def test_the_counts_of_a_picture_do_not_touch(tmp_path, monkeypatch, count):
+    from matplotlib.axes import Axes
+
+    written, annotate = [], Axes.annotate
+
+    def kept(*words, **options):
+        written.append(annotate(*words, **options))
+        return written[-1]
+
+    monkeypatch.setattr(Axes, "annotate", kept)
+    right = result()
+    mistaken = replace(right, profile=replace(right.profile, missing_activation_bytes=3 * GIB))
+    rows = [(f"profiler.warmup=short_prompt_{index}", mistaken) for index in range(count)]
+    report.memory_picture(rows, tmp_path / "memory.png")
+
+    counts = [each.get_window_extent() for each in written if "GiB" not in each.get_text()]
+    assert len(counts) == count
+    assert all(left.x1 + 2 < right.x0 for left, right in pairwise(counts))
 
 
 def test_a_point_that_never_had_figures():
