@@ -1,7 +1,7 @@
 """The inputs of a case as a request: what a user would have asked kvexp for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
-from kvexp.request import Gpu, Model
+from kvexp.request import Gpu, Limits, Lora, Model, Multimodal
 from kvexp.schema import Run
 from kvexp.units import parse_bytes
 from kvexp.validate import flags, models, versions
@@ -48,7 +48,7 @@ _DTYPES = {
     "float32": DType.fp32,
     "float": DType.fp32,
 }
-_LORA = {"max_loras": 1, "max_rank": 16}
+_LORA = Lora(max_loras=1, max_rank=16)
 """vLLM's defaults where LoRA is turned on."""
 
 _LIMITS = ("limit_mm", "limit_mm_per_prompt")
@@ -194,10 +194,10 @@ class _Draft:
             if name in options:
                 self.engine[name] = flags.as_option(value)
             elif self.option == "vllm" and flags.is_lora(name, words):
-                self.values["lora"] = dict(_LORA)
-                self.notes.append(f"other_flags: {words!r} as {_LORA}")
+                self.values["lora"] = _LORA
+                self.notes.append(f"other_flags: {words!r} as {asdict(_LORA)}")
             elif self.option == "vllm" and name in _LIMITS and value:
-                self.values["mm"] = {"limits": flags.as_limits(value)}
+                self.values["mm"] = Multimodal(limits=typed(Limits, flags.as_limits(value)))
             else:
                 self.notes.append(f"other_flags: no rule for {words!r}")
 
