@@ -79,9 +79,12 @@ class VllmWorker(Profiler):
                 f"vLLM {installed} is installed, got engine.version={deployment.engine_version}:"
                 f" give engine.version={installed}"
             )
-        config = config_json(deployment.model)
         arguments = engine_arguments(deployment, engine)
-        return WorkerMeasurement(deployment, engine, config, arguments, verify=self.verify)
+        configs = {"model": config_json(deployment.model)}
+        speculation = deployment.speculation
+        if speculation is not None and speculation.draft is not None and speculation.method != "mtp":
+            configs["draft"] = config_json(speculation.draft)
+        return WorkerMeasurement(deployment, engine, configs, arguments, verify=self.verify)
 
 
 def _installed() -> str | None:

@@ -9,7 +9,7 @@ DEFAULT_BLOCK_SIZE = 16
 
 
 def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
-    """Keyword arguments of `vllm.engine.arg_utils.EngineArgs`, the model's folder aside.
+    """Keyword arguments of `vllm.engine.arg_utils.EngineArgs`, the folders of models aside.
 
     Raises:
         InvalidValue: vLLM would measure nothing with these values, or cannot be given them.
@@ -19,6 +19,8 @@ def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
             "with engine.kv_cache_memory_bytes vLLM measures nothing: leave it out for"
             " profiler=vllm"
         )
+    if deployment.dp > 1:
+        raise InvalidValue(f"profiler=vllm starts one replica: leave dp out, got dp={deployment.dp}")
     arguments: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -31,8 +33,16 @@ def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
         "pipeline_parallel_size": deployment.pp,
         "enforce_eager": deployment.enforce_eager,
         **_quantization(deployment),
+        **_adapters(deployment, engine),
         **_options(engine),
     }
+    if deployment.speculation is not None:
+        arguments["speculative_config"] = {
+            "method": deployment.speculation.method,
+            "num_speculative_tokens": deployment.speculation.num_tokens,
+        }
+    if deployment.mm_limits:
+        arguments["limit_mm_per_prompt"] = dict(deployment.mm_limits)
     if deployment.kv_dtype.value != deployment.dtype.value:
         arguments["kv_cache_dtype"] = deployment.kv_dtype.value
     if deployment.block_size != DEFAULT_BLOCK_SIZE and not deployment.model.is_hybrid:
@@ -51,6 +61,17 @@ def _quantization(deployment: Deployment) -> dict[str, Any]:
             f" quantization={asked.name} give model=hf model.path=FOLDER of such a checkpoint"
         )
     return {"quantization": "fp8"}
+
+
+def _adapters(deployment: Deployment, engine: Engine) -> dict[str, Any]:
+    if deployment.lora is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": deployment.lora.max_loras,
+        "max_lora_rank": deployment.lora.max_rank,
+        "fully_sharded_loras": bool(getattr(engine, "fully_sharded_loras", False)),
+    }
 
 
 def _options(engine: Engine) -> dict[str, Any]:

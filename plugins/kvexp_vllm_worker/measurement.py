@@ -61,14 +61,15 @@ class WorkerMeasurement(Measurement):
         self,
         deployment: Deployment,
         engine: Engine,
-        config: Mapping[str, Any],
+        configs: Mapping[str, Any],
         arguments: Mapping[str, Any],
         *,
         verify: bool,
     ) -> None:
+        """`configs` are the contents of config.json: of the `model` and, where one is, the `draft`."""
         self.deployment = deployment
         self.engine = engine
-        self._config = config
+        self._configs = configs
         self._arguments = arguments
         self._verify = verify
         self._vllm: Any = None
@@ -186,19 +187,32 @@ class WorkerMeasurement(Measurement):
         v2 = getattr(self.engine, "v2_model_runner", None)
         if v2 is not None:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
-        self._folder = TemporaryDirectory(prefix="kvexp-model-")
-        (Path(self._folder.name) / "config.json").write_text(json.dumps(self._config))
+        if self.deployment.pp_partition is not None:
+            layers = ",".join(map(str, self.deployment.pp_partition))
+            os.environ["VLLM_PP_LAYER_PARTITION"] = layers
+        arguments = self._with_models()
         try:
             module = import_module("kvexp_vllm_worker.engine")
-            engine = module.VllmEngine(
-                {"model": self._folder.name, **self._arguments}, self.deployment.usage
-            )
+            engine = module.VllmEngine(arguments, self.deployment.usage)
         except (ImportError, AttributeError, TypeError) as problem:
             raise UnusableReading(
                 f"the vLLM installed here cannot be used as vLLM 0.26.0 is: {problem}"
             ) from problem
         self._readings["vllm_version"] = engine.version
         return engine
+
+    def _with_models(self) -> dict[str, Any]:
+        """The arguments with the folders that hold each model's config.json and nothing else."""
+        self._folder = TemporaryDirectory(prefix="kvexp-model-")
+        folders = {name: Path(self._folder.name) / name for name in self._configs}
+        for name, folder in folders.items():
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps(self._configs[name]))
+        arguments = {"model": str(folders["model"]), **self._arguments}
+        if "draft" in folders:
+            drafting = {**self._arguments["speculative_config"], "model": str(folders["draft"])}
+            arguments["speculative_config"] = drafting
+        return arguments
 
     def _merge(self, found: list[dict[str, Any]]) -> None:
         known = self._ranks or [{} for _ in found]

@@ -7,6 +7,7 @@ divides by the bytes of a block, as vLLM's does for layers that are all alike.
 import importlib
 import json
 import math
+import os
 import shutil
 import sys
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class FakeVllm:
         self.calls = []
         self.arguments = {}
         self.config = {}
+        self.draft = {}
         self.page_bytes = 65536
         self.max_model_len = 8192
         self.refused = ""
@@ -61,6 +63,10 @@ class FakeVllm:
         self.calls.append(name)
         if name in self.fail:
             raise self.fail[name]
+
+
+def config_in(folder):
+    return json.loads((Path(folder) / "config.json").read_text())
 
 
 def modules(fake):
@@ -153,7 +159,10 @@ def modules(fake):
 
         def create_engine_config(self, usage):
             fake.usage = usage
-            fake.config = json.loads((Path(fake.arguments["model"]) / "config.json").read_text())
+            fake.config = config_in(fake.arguments["model"])
+            drafting = fake.arguments.get("speculative_config", {})
+            if "model" in drafting:
+                fake.draft = config_in(drafting["model"])
             if fake.refused:
                 raise ValueError(fake.refused)
             return SimpleNamespace(
@@ -333,6 +342,46 @@ def test_vllm_is_given_the_points_values(install):
     assert not Path(given["model"]).exists()  # written for the engine, gone with it
 
 
+def test_adapters_are_asked_for(install):
+    fake = install("02_llama3_8b_eager")
+
+    run("02_llama3_8b_eager", "lora.max_loras=4", "lora.max_rank=64")
+
+    given = fake.arguments
+    assert given["enable_lora"] is True
+    assert (given["max_loras"], given["max_lora_rank"]) == (4, 64)
+    assert given["fully_sharded_loras"] is False
+
+
+def test_a_draft_is_another_model_of_the_engine(install):
+    fake = install("02_llama3_8b_eager")
+
+    run("02_llama3_8b_eager", "speculative.model=llama32_1b", "speculative.num_tokens=3")
+
+    drafting = fake.arguments["speculative_config"]
+    assert (drafting["method"], drafting["num_speculative_tokens"]) == ("draft_model", 3)
+    assert (fake.config["num_hidden_layers"], fake.draft["num_hidden_layers"]) == (32, 16)
+    assert not Path(drafting["model"]).exists()  # written for the engine, gone with it
+
+
+def test_a_method_without_a_draft_names_no_model(install):
+    fake = install("02_llama3_8b_eager")
+
+    run("02_llama3_8b_eager", "speculative.method=ngram", "speculative.num_tokens=5")
+
+    drafting = fake.arguments["speculative_config"]
+    assert drafting == {"method": "ngram", "num_speculative_tokens": 5}
+
+
+def test_layers_of_stages_are_given_as_vllm_reads_them(install, monkeypatch):
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "")
+    install("02_llama3_8b_eager")
+
+    run("02_llama3_8b_eager", "pp=2", "pp_partition=[10,22]")
+
+    assert os.environ["VLLM_PP_LAYER_PARTITION"] == "10,22"
+
+
 def test_the_default_block_size_is_left_to_vllm(install):
     fake = install("02_llama3_8b_eager")
 
@@ -499,6 +548,7 @@ def test_without_verification_nothing_is_allocated(install):
     [
         (["engine=nano_vllm"], "profiler=vllm runs engine=vllm, got engine=nano_vllm"),
         (["engine.kv_cache_memory_bytes=1GiB"], "vLLM measures nothing"),
+        (["dp=2"], "profiler=vllm starts one replica: leave dp out, got dp=2"),
         (["quantization=awq"], "give model=hf model.path=FOLDER of such a checkpoint"),
         (["model=qwen3_next_80b_a3b"], "no config.json can be written for model.model_type="),
     ],
