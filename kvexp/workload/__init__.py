@@ -16,7 +16,7 @@ from kvexp.workload.measurement import (
 )
 from kvexp.workload.oom import is_out_of_memory
 from kvexp.workload.parent import die_with
-from kvexp.workload.ranks import Ranks
+from kvexp.workload.ranks import Ranks, on_ranks
 from kvexp.workload.running import Workload
 from kvexp.workload.snapshot import Recorder
 
@@ -41,6 +41,7 @@ __all__ = [
     "import_libraries",
     "is_out_of_memory",
     "load_key",
+    "on_ranks",
     "transformers_config",
     "visible_uuids",
 ]

@@ -6,25 +6,43 @@ import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
+from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan
 from kvexp.errors import InvalidValue, ProfilerUnavailable
 from kvexp.profiler import DeviceFacts, Measurement
 from kvexp.results import Profile
 from kvexp.workload.building import Rank
+from kvexp.workload.forward import Forward
 from kvexp.workload.oom import is_out_of_memory
 from kvexp.workload.parent import die_with
+from kvexp.workload.running import Workload
 
 GRACE_S = 10.0
 """How long ranks may take to end by themselves."""
 
 Open = Callable[[Rank], Measurement]
 """Makes the measurement of one rank, in that rank's process; must pickle."""
+
+Make = Callable[[Workload], Measurement]
+"""Makes the measurement of a workload; must pickle."""
+
+
+def on_ranks(make: Make, deployment: Deployment, forward: Forward) -> Measurement:
+    """A measurement here, or one in a process of its own for each tensor-parallel rank."""
+    if deployment.tp == 1:
+        return make(Workload(deployment, forward))
+    return Ranks(partial(_of_rank, make, deployment, forward), deployment.tp)
+
+
+def _of_rank(make: Make, deployment: Deployment, forward: Forward, rank: Rank) -> Measurement:
+    return make(Workload(deployment, forward, rank.index, rank))
 
 
 class RankFailed(RuntimeError):

@@ -15,8 +15,6 @@ from kvexp.contract import (
     NvmlDevice,
     Profiler,
     ProfilerUnavailable,
-    Rank,
-    Ranks,
     Usage,
     Workload,
     check_captures,
@@ -24,6 +22,7 @@ from kvexp.contract import (
     check_measurable,
     import_libraries,
     load_key,
+    on_ranks,
 )
 from kvexp_nvml.measuring import NvmlMeasurement
 from kvexp_nvml.sampling import Sampler
@@ -120,13 +119,7 @@ class Nvml(ForwardOptions, Profiler):
         forward = self.forward(deployment)
         if self.graphs:
             check_captures(deployment, engine)
-        if deployment.tp > 1:
-            return Ranks(partial(self._open_rank, deployment, engine), deployment.tp)
-        return self._measurement(engine, Workload(deployment, forward))
-
-    def _open_rank(self, deployment: Deployment, engine: Engine, rank: Rank) -> Measurement:
-        workload = Workload(deployment, self.forward(deployment), rank.index, rank)
-        return self._measurement(engine, workload)
+        return on_ranks(partial(self._measurement, engine), deployment, forward)
 
     def _measurement(self, engine: Engine, workload: Workload) -> Measurement:
         return NvmlMeasurement(

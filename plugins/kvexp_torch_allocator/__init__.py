@@ -17,8 +17,6 @@ from kvexp.contract import (
     Profile,
     Profiler,
     Provenance,
-    Rank,
-    Ranks,
     Recorder,
     Stage,
     Workload,
@@ -28,6 +26,7 @@ from kvexp.contract import (
     check_measurable,
     import_libraries,
     load_key,
+    on_ranks,
 )
 
 __all__ = ["AllocatorMeasurement", "TorchAllocator"]
@@ -92,13 +91,7 @@ class TorchAllocator(ForwardOptions, Profiler):
             raise InvalidValue(f"profiler.snapshot shows one GPU, got tp={deployment.tp}")
         if self.graphs:
             check_captures(deployment, engine)
-        if deployment.tp > 1:
-            return Ranks(partial(self._open_rank, deployment, engine), deployment.tp)
-        return self._measurement(engine, Workload(deployment, forward))
-
-    def _open_rank(self, deployment: Deployment, engine: Engine, rank: Rank) -> Measurement:
-        workload = Workload(deployment, self.forward(deployment), rank.index, rank)
-        return self._measurement(engine, workload)
+        return on_ranks(partial(self._measurement, engine), deployment, forward)
 
     def _measurement(self, engine: Engine, workload: Workload) -> Measurement:
         return AllocatorMeasurement(

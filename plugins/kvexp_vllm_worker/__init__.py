@@ -81,9 +81,9 @@ class VllmWorker(Profiler):
             )
         arguments = engine_arguments(deployment, engine)
         configs = {"model": config_json(deployment.model)}
-        speculation = deployment.speculation
-        if speculation is not None and speculation.draft is not None and speculation.method != "mtp":
-            configs["draft"] = config_json(speculation.draft)
+        drafts = deployment.speculation
+        if drafts is not None and drafts.draft is not None and drafts.method != "mtp":
+            configs["draft"] = config_json(drafts.draft)
         return WorkerMeasurement(deployment, engine, configs, arguments, verify=self.verify)
 
 

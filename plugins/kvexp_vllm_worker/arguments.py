@@ -20,7 +20,9 @@ def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
             " profiler=vllm"
         )
     if deployment.dp > 1:
-        raise InvalidValue(f"profiler=vllm starts one replica: leave dp out, got dp={deployment.dp}")
+        raise InvalidValue(
+            f"profiler=vllm starts one replica: leave dp out, got dp={deployment.dp}"
+        )
     arguments: dict[str, Any] = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,

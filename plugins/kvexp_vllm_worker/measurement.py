@@ -66,7 +66,7 @@ class WorkerMeasurement(Measurement):
         *,
         verify: bool,
     ) -> None:
-        """`configs` are the contents of config.json: of the `model` and, where one is, the `draft`."""
+        """`configs` are contents of config.json: of the `model` and, where one is, the `draft`."""
         self.deployment = deployment
         self.engine = engine
         self._configs = configs
