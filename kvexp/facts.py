@@ -29,7 +29,7 @@ _HF_ID = re.compile(r"\+{0,2}model\.hf_id=(.+)")
 def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictConfig:
     """The configuration with the facts that `model.path` holds; given ones win.
 
-    The path itself is dropped, so that the same facts are the same point wherever they lie.
+    The path is kept: profilers that build the model take its config.json and weights.
 
     Raises:
         InvalidValue: the path is missing, or what it holds cannot be read.
@@ -47,11 +47,10 @@ def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictCo
     if option != OPTION:
         raise InvalidValue(f"model.path must be given with model={OPTION}, got model={option}")
     model = read_model(
-        Path(str(node.path)).expanduser(),
+        Path(str(node.path)).expanduser().absolute(),
         config_path=node.get("config_path"),
         given=_given(node, overrides),
     )
-    model.path = None
     _hold_literally(model)
     filled = copy.deepcopy(cfg)
     with open_dict(filled):
@@ -75,7 +74,7 @@ def _partial(node: DictConfig) -> list[str]:
 def with_draft(cfg: DictConfig, folders: Sequence[Path]) -> DictConfig:
     """The configuration with the facts of `speculative.model`: an entry, an id or a path.
 
-    A path is replaced by the model's name, so that the same facts are the same point.
+    A path is kept with those facts, and replaced by the model's name where it was given.
 
     Raises:
         InvalidValue: there is no such model, or it cannot be read.
@@ -94,8 +93,7 @@ def with_draft(cfg: DictConfig, folders: Sequence[Path]) -> DictConfig:
 def _draft(name: str, folders: Sequence[Path]) -> Model:
     path = Path(name).expanduser()
     if path.exists() or name.startswith((".", "~", "/")) or path.suffix in _FILES:
-        model = read_model(path, key="speculative.model")
-        model.path = None
+        model = read_model(path.absolute(), key="speculative.model")
         _hold_literally(model)
         return model
     try:
@@ -128,6 +126,8 @@ def _entry(file: Path) -> Model:
 
 def _hold_literally(model: Model) -> None:
     """Break what would be an interpolation: texts of a file are facts, not configuration."""
+    if model.path is not None:
+        model.path = model.path.replace("${", r"\${")  # stays the same path
     for name in ("name", "hf_id", "source", "architecture", "model_type"):
         setattr(model, name, getattr(model, name).replace("${", "$ {"))
     model.notes = [note.replace("${", "$ {") for note in model.notes]

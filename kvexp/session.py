@@ -225,7 +225,12 @@ def _git_state(folder: Path) -> dict[str, Any]:
 
 
 def _identity(point: Point) -> str:
+    """The same for the same facts, wherever the files lie that they were read from."""
     config: dict[str, Any] = {**point.config, "plugins": [point.engine, point.profiler]}
+    if model := config.get("model"):
+        config["model"] = {**model, "path": None}
+    if draft := (config.get("speculative") or {}).get("draft"):
+        config["speculative"] = {**config["speculative"], "draft": {**draft, "path": None}}
     if point.run is None:
         config["overrides"] = list(point.overrides)
     return record.identity(config, record.versions())

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kvexp.errors import InvalidValue
-from kvexp.hf import WRITABLE, text_config
+from kvexp.hf import WRITABLE, config_json, text_config
 from kvexp.request import Model
-from kvexp.simulate import Untraceable, make_config, read_facts
+from kvexp.simulate import Untraceable, make_config
 
 MEASURABLE_MODEL_TYPES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
 """Dense models whose attention is run as full in every layer."""
@@ -25,8 +25,8 @@ def buildable() -> tuple[str, ...]:
 
 
 def config_path(model: Model) -> str | None:
-    """The config.json that the model's facts were read from, where there is one."""
-    if model.path is None:
+    """The config.json that the model's facts were read from, all of it, where there is one."""
+    if model.path is None or model.config_path is not None:
         return None
     path = Path(model.path)
     path = path / "config.json" if path.is_dir() else path
@@ -47,10 +47,11 @@ def config_facts(model: Model) -> Mapping[str, Any]:
     """What the configuration is made from: a config.json, or the model's facts.
 
     Raises:
-        InvalidValue: the facts of this architecture are not all known.
+        InvalidValue: the facts of this architecture are not all known, or a fact was changed
+            after it was read from a config.json.
     """
-    if (path := config_path(model)) is not None:
-        return read_facts(path)
+    if config_path(model) is not None:
+        return config_json(model)
     if model.model_type in MEASURABLE_MODEL_TYPES:
         return {name: value for name, value in asdict(model).items() if name not in _NOT_FACTS}
     return facts_of(model)

@@ -9,7 +9,6 @@ from kvexp.contract import (
     InvalidValue,
     Model,
     config_facts,
-    config_path,
     simulate,
     transformers_config,
 )
@@ -78,9 +77,6 @@ class Request:
         model = deployment.model
         if self.config_path is not None:
             facts = simulate.read_facts(self.config_path)
-            return simulate.Subject(facts=facts, make_config=lambda: simulate.make_config(facts))
-        if config_path(model) is not None:
-            facts = dict(config_facts(model))
             return simulate.Subject(facts=facts, make_config=lambda: simulate.make_config(facts))
         try:
             facts = dict(config_facts(model))

@@ -6,9 +6,10 @@ import pytest
 
 import kvexp
 from kvexp import weights
+from kvexp.api import compose_points
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.errors import InvalidValue
-from kvexp.hf import read_model
+from kvexp.hf import config_json, read_model
 
 from .shapes import BASE, dense, without
 
@@ -343,3 +344,40 @@ def test_facts_on_the_line_win_over_the_file(tmp_path):
     assert kvexp.run([*base, "model.sliding_window=null"]).layout == "1 group of 4 layers: full"
     longer = kvexp.run([*base, "model.max_position_embeddings=1024"])
     assert longer.effective["max_model_len"] == 1024
+
+
+@pytest.mark.parametrize("profiler", ["torch_allocator", "nvml", "simulated", "vllm"])
+def test_profilers_that_build_the_model_have_its_config(tmp_path, profiler):
+    config = dense("olmo2", 4, 8, 8, 64, architectures=["Olmo2ForCausalLM"])
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    (point,) = compose_points(
+        ["model=hf", f"model.path={tmp_path}", "gpu=h200", f"profiler={profiler}"]
+    )
+
+    assert point.problem == ""
+    assert config_json(point.run.model) == config
+
+
+def test_what_was_changed_after_it_was_read_is_not_built(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(dense("olmo2", 4, 8, 8, 64)))
+    asked = ["model=hf", f"model.path={tmp_path}", "model.num_hidden_layers=2", "gpu=h200"]
+
+    (vllm,) = compose_points([*asked, "profiler=vllm"])
+    simulated = kvexp.run([*asked, "profiler=simulated", "max_model_len=64"])
+
+    changed = "model.num_hidden_layers=2 is not what "
+    assert vllm.problem.startswith(changed)
+    assert changed in simulated.readings["simulation"]["refused"]
+
+
+def test_a_path_is_no_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("SECRET", "leaked")
+    folder = tmp_path / "${oc.env:SECRET}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(dense("llama", 4, 8, 8, 64)))
+    monkeypatch.chdir(folder)
+
+    (point,) = compose_points(["model=hf", "model.path=.", "gpu=h200"])
+
+    assert point.run.model.path == str(folder)
