@@ -21,12 +21,13 @@ class Architecture:
     `local_rotary`: sliding layers have a rotary cache of their own. `normalizer`: one number scales
     the embeddings. `gated`: the MLP has a gate beside up and down. `positions`: rows of a learned
     position table beyond the longest context, None without a table. `query_gate`: the query
-    projection holds a gate of the same size. `router_bias`: one number an expert. `shared_gate`:
-    one row that weighs the shared experts. `attention_sub_norm`, `mlp_sub_norm`: norms before the
-    output and the down projection. `single`: a layer is either a mixer or an MLP, with one norm.
-    `embedding_norm`: a norm after the embedding. `output_gate`: a projection that gates the
-    attention's output. `beside_dense`: experts stand beside a dense MLP. `layer_extra`: further
-    numbers a layer. `own_projections`: layers that read an earlier cache project K and V still.
+    projection holds a gate of the same size. `router_bias`: one number an expert. `fp32_router`:
+    the router is kept in fp32. `shared_gate`: one row that weighs the shared experts.
+    `attention_sub_norm`, `mlp_sub_norm`: norms before the output and the down projection. `single`:
+    a layer is either a mixer or an MLP, with one norm. `embedding_norm`: a norm after the
+    embedding. `output_gate`: a projection that gates the attention's output. `beside_dense`:
+    experts stand beside a dense MLP. `layer_extra`: further numbers a layer. `own_projections`:
+    layers that read an earlier cache project K and V still.
     """
 
     qk_norm: str = ""
@@ -43,6 +44,7 @@ class Architecture:
     positions: int | None = None
     query_gate: bool = False
     router_bias: bool = False
+    fp32_router: bool = False
     shared_gate: bool = False
     attention_sub_norm: bool = False
     mlp_sub_norm: bool = False
@@ -115,7 +117,7 @@ ARCHITECTURES = {
     "granitemoe_swa": Architecture(sinks=True),
     "granitemoehybrid": Architecture(rotary=0.0),
     "ernie4_5": Architecture(),
-    "ernie4_5_moe": Architecture(router_bias=True),
+    "ernie4_5_moe": Architecture(router_bias=True, fp32_router=True),
     "internlm2": Architecture(),
     "internlm3": Architecture(),
     "baichuan": Architecture(),
@@ -132,14 +134,16 @@ ARCHITECTURES = {
     "olmo3": Architecture(qk_norm="full"),
     "olmoe": Architecture(qk_norm="full"),
     "flex_olmo": Architecture(qk_norm="full"),
-    "afmoe": Architecture(qk_norm="head", norms=4, output_gate=True, router_bias=True),
+    "afmoe": Architecture(
+        qk_norm="head", norms=4, output_gate=True, router_bias=True, fp32_router=True
+    ),
     "glm": Architecture(rotary=0.5),
     "glm4": Architecture(norms=4, rotary=0.5),
-    "glm4_moe": Architecture(rotary=0.5, router_bias=True),
-    "hy_v3": Architecture(qk_norm="head", router_bias=True),
+    "glm4_moe": Architecture(rotary=0.5, router_bias=True, fp32_router=True),
+    "hy_v3": Architecture(qk_norm="head", router_bias=True, fp32_router=True),
     "minimax": Architecture(),
-    "minimax_m2": Architecture(qk_norm="full", rotary=0.5, router_bias=True),
-    "mimo_v2_flash": Architecture(rotary=0.334, router_bias=True),
+    "minimax_m2": Architecture(qk_norm="full", rotary=0.5, router_bias=True, fp32_router=True),
+    "mimo_v2_flash": Architecture(rotary=0.334, router_bias=True, fp32_router=True),
     "apertus": Architecture(qk_norm="head", gated=False, layer_extra=2),
     "bitnet": Architecture(attention_sub_norm=True, mlp_sub_norm=True),
     "stablelm": Architecture(norm_bias=True, rotary=0.25),

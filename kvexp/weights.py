@@ -196,7 +196,8 @@ def mlp(
         return
     moe = model.moe
     assert moe is not None
-    yield _module("gate", moe.num_experts, model.hidden_size, dtype, "router")
+    router = DType.fp32 if known.fp32_router else dtype
+    yield _module("gate", moe.num_experts, model.hidden_size, router, "router")
     if moe.bias:
         yield _tensor("gate.bias", moe.num_experts, dtype, "bias")
     if known.router_bias:

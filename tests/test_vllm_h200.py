@@ -11,18 +11,15 @@ from kvexp.results import Provenance, Status
 DATA = json.loads((Path(__file__).parent / "data" / "vllm_h200.json").read_text())
 CASES = {case["case"]: case for case in DATA["cases"]}
 RULED = ("llama3", "qwen3_8b", "mistral", "gemma3", "phi3", "deepseek")
-"""Models whose activation rule holds to the byte (deepseek: on one rank or stage)."""
+"""Models whose activation rule holds to the byte."""
 
 V2 = [
-    name
-    for name in CASES
-    if any(f"_{model}" in name for model in RULED)
-    and "V1runner" not in name
-    and "deepseek_v2_lite_tp2" not in name
+    name for name in CASES if any(f"_{model}" in name for model in RULED) and "V1runner" not in name
 ]
 SERVED = [name for name in V2 if CASES[name]["num_blocks"]]
 REFUSED = [name for name in V2 if not CASES[name]["num_blocks"]]
 RANKS_DIFFER = {"t07_llama3_8b_tp2_graphs"}  # rank 1 took 2 MiB more outside torch
+LOGITS_WIN = {"07_llama3_8b_eager_mbt2048"}  # unsplit blocks may add up to 2 MiB to them
 NON_TORCH_DIFFERS = {"t08_gemma3_12b_tp2_eager", "t18_deepseek_v2_lite_pp2_eager"}  # by 2 MiB
 NEAR = [name for name in CASES if name not in V2 and "graphs" not in name]
 
@@ -51,7 +48,8 @@ def test_blocks_tokens_and_concurrency_equal_the_engines(name):
     assert result.num_blocks == case["num_blocks"]
     assert result.kv_tokens == case["kv_tokens"]
     assert result.max_concurrency == case["max_concurrency"]
-    if case["ranks"][1:] or "fp8weights" in name:  # ranks may differ by 2 MiB, one fp8 case
+    doubtful = case["ranks"][1:] or "fp8weights" in name  # ranks may differ by 2 MiB, one fp8 case
+    if doubtful or name in LOGITS_WIN:
         assert result.num_blocks_low <= result.num_blocks <= result.num_blocks_high
     else:
         assert (result.num_blocks_low, result.num_blocks_high) == (None, None)

@@ -3,13 +3,16 @@
 T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermediate size of a rank,
 V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
 
-    forward      = e T (3 I + k H) + W + index buffers of S        (experts: their workspace instead
-                   of 3 I; MLA: the chunked prefill's workspace more)
+    forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I)
+    attention    = e T (latents, queries, outputs, 2 H) + the chunked prefill's workspace + W, with
+                   the workspace that earlier layers' experts keep              (MLA alone)
     V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
                    sampler's block maxima
     V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
                    0.16) and e + 12 with the Triton kernel (from 0.17), which keeps 4 V bytes a
-                   multiprocessor
+                   multiprocessor; 16 V S more where drafts are rejected (from 0.12)
+    draft        = its own forward, and its logits on the V2 runner, while the model's hidden
+                   states are alive: 1 H a token, 5 for EAGLE3 (three of inner layers, one combined)
     images       = their pixels and the encoder's output, alive while the phases above run
 
 k = 3 for a plain decoder block, one more where q and k are changed after their projection (a bias
@@ -19,13 +22,21 @@ two H200 and, for the V0 and V1 runners of other versions, to public start-up lo
 
 from dataclasses import dataclass, replace
 
-from kvexp.contract import MIB, Deployment, Quantization, RankShape, weights
+from kvexp.contract import KIB, MIB, Deployment, Model, Quantization, RankShape, weights
 from kvexp_vllm.rules import MEASURED, VersionRules, release_of
 
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
-COMPILE_EXTRA_BYTES = 10526720  # with torch.compile, beside one more gate-up tensor (llama3-8b)
+COMPILE_INDEX_BYTES = 5  # a token, with torch.compile (llama3-8b, qwen3-8b)
 COMPILE_EXTRA_NORMS_BYTES = 29892608  # where norms stand behind attention and MLP (gemma3-12b)
+DRAFT_SPREAD = 0.02
+HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
+"""Of a token, alive beside a draft's forward, where it is not the model's last one alone."""
+
+UNSPLIT_BYTES = 2 * MIB
+"""What the rests of blocks that the allocator does not split may add to a peak."""
+
+ADAPTERS_BYTES = 160 * KIB  # three sizes of adapters, one and two cards
 V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
 SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
@@ -64,26 +75,30 @@ class Peak:
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
-    phases = [_forward(deployment, shape, v2_runner=v2_runner)]
+    phases = [_forward(deployment, shape, rules, v2_runner=v2_runner)]
     if shape.pp_rank == deployment.pp - 1:
-        phases.append(_logits(deployment) if v2_runner else _sampler(deployment, shape, rules))
+        phases += _of_drafts(deployment, shape, rules, v2_runner=v2_runner)
+        last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
+        phases.append(last)
     if profiles_images(deployment, rules, v2_runner=v2_runner) and shape.pp_rank == 0:
         held = _image_bytes(deployment)
         phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
     largest = max(phases, key=lambda phase: phase.size_bytes)
-    more = _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
+    adapters = 0 if deployment.lora is None else ADAPTERS_BYTES
+    more = UNSPLIT_BYTES if adapters else 0
+    more += _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(
         largest,
-        low_bytes=max(phase.low_bytes for phase in phases),
-        high_bytes=beyond * max(phase.high_bytes for phase in phases) + more,
+        size_bytes=largest.size_bytes + adapters,
+        low_bytes=max(phase.low_bytes for phase in phases) + adapters,
+        high_bytes=beyond * max(phase.high_bytes for phase in phases) + adapters + more,
     )
 
 
 def lasting_bytes(deployment: Deployment, rules: VersionRules) -> int:
-    """What the first forward allocates for good: workspaces of cuBLAS, experts and MLA."""
-    experts = _kept_experts_bytes(deployment) if rules.keeps_experts_workspace else 0
-    return _workspace_bytes(deployment) + experts + _mla_workspace_bytes(deployment)
+    """What the first forward allocates for good: workspaces of cuBLAS and of experts."""
+    return _workspace_bytes(deployment) + _kept_experts_bytes(deployment, rules)
 
 
 def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> bool:
@@ -96,13 +111,19 @@ def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: b
 
 
 def _peak(
-    phase: str, size_bytes: int, source: str, *, spread: float = 0.0, more_bytes: int = 0
+    phase: str,
+    size_bytes: int,
+    source: str,
+    *,
+    spread: float = 0.0,
+    more_bytes: int = 0,
+    above_bytes: int = 0,
 ) -> Peak:
     error = int(size_bytes * spread) + more_bytes
     return Peak(
         size_bytes=size_bytes,
         low_bytes=max(0, size_bytes - error),
-        high_bytes=size_bytes + error,
+        high_bytes=size_bytes + error + above_bytes,
         phase=phase,
         source=source,
     )
@@ -128,41 +149,90 @@ def _workspace_bytes(deployment: Deployment) -> int:
     return HOPPER_WORKSPACE_BYTES if capability[:2] in ("9.", "10") else WORKSPACE_BYTES
 
 
-def _forward(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Peak:
+def _forward(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> Peak:
     model, item = deployment.model, deployment.dtype.itemsize_bytes
     tokens = deployment.max_num_batched_tokens
-    known = weights.architecture_of(model)
-    compiled = not deployment.enforce_eager and not _is_v0(deployment)
+    compiled = _is_compiled(deployment)
     hidden = _hidden_elements(deployment)
     if deployment.quantization is Quantization.fp8:
         hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
     if compiled and not v2_runner:
         hidden = max(hidden, 4 * model.hidden_size)
     if v2_runner and shape.pp_rank > 0:
-        hidden -= model.hidden_size  # the embedding's output arrives in a buffer that is there
+        hidden -= model.hidden_size  # what the stage before hands on is in a buffer that is there
     if not v2_runner and deployment.pp > 1:
         hidden += 2 * model.hidden_size  # hidden states and residual between the stages
     size = item * tokens * (_mlp_width(deployment) + hidden)
+    if compiled and v2_runner and model.mla is None:
+        size += _compiled_bytes(deployment)
+    if model.mla is not None:
+        size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
     size += V1_COMPILED_BYTES if compiled and not v2_runner else _workspace_bytes(deployment)
-    size += _index_buffers(_rows(deployment)) + _mla_workspace_bytes(deployment)
-    if compiled and v2_runner:
-        kept = 4 if known.norms == 4 else 1
-        width = model.intermediate_size // deployment.tp
-        size += item * kept * width * tokens
-        size += COMPILE_EXTRA_NORMS_BYTES if known.norms == 4 else COMPILE_EXTRA_BYTES
+    size += _index_buffers(_rows(deployment))
     source = _fitted(deployment, v2_runner=v2_runner)
     spread = _forward_spread(deployment, v2_runner=v2_runner)
     return _peak("forward", size, source, spread=spread)
 
 
+def _is_compiled(deployment: Deployment) -> bool:
+    return not deployment.enforce_eager and not _is_v0(deployment)
+
+
+def _compiled_bytes(deployment: Deployment) -> int:
+    """What torch.compile's graphs have alive beside the eager forward, on the V2 runner.
+
+    One more tensor of the MLP's width for a plain block (llama3-8b); two, and one more of hidden
+    states, where q and k are normed (qwen3-8b); four with norms behind attention and MLP
+    (gemma3-12b). Five or two tensors of a head's size stand beside them.
+    """
+    model, known = deployment.model, weights.architecture_of(deployment.model)
+    tokens, item = deployment.max_num_batched_tokens, deployment.dtype.itemsize_bytes
+    width = model.intermediate_size // deployment.tp
+    if known.norms == 4:
+        return item * tokens * 4 * width + COMPILE_EXTRA_NORMS_BYTES
+    if known.qk_norm or model.qk_norm:
+        elements = 2 * width + model.hidden_size + 2 * model.head_size
+    else:
+        elements = width + 5 * model.head_size
+    return item * tokens * elements + COMPILE_INDEX_BYTES * tokens
+
+
+def _latent_attention_bytes(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> int:
+    """Latent attention in a layer behind one with experts, whose workspace is still held.
+
+    Queries and outputs of all heads, the hidden states and their residual, what is projected down,
+    and its normed copies, which torch.compile fuses away. The profile adds the largest context that
+    a chunk of a prefill reads.
+    """
+    model, mla = deployment.model, deployment.model.mla
+    assert mla is not None
+    heads = model.num_attention_heads // deployment.tp
+    queries = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    latents = (mla.q_lora_rank or 0) + mla.kv_lora_rank
+    elements = queries + heads * mla.v_head_dim + latents + mla.qk_rope_head_dim
+    if v2_runner and _is_compiled(deployment):
+        elements += model.hidden_size
+    else:
+        rotated = mla.qk_rope_head_dim if _is_yarn(model) else 0
+        elements += 2 * model.hidden_size + latents + rotated
+    if v2_runner and shape.pp_rank > 0:
+        elements -= model.hidden_size
+    size = deployment.dtype.itemsize_bytes * deployment.max_num_batched_tokens * elements
+    return size + _kept_experts_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
+
+
+def _is_yarn(model: Model) -> bool:
+    scaling = model.rope_scaling or {}
+    return scaling.get("rope_type", scaling.get("type")) == "yarn"
+
+
 def _hidden_elements(deployment: Deployment) -> int:
-    """Elements a token outside the MLP that are alive at the peak: k H, or MLA's projections."""
+    """Elements a token outside the MLP that are alive at its peak: k H."""
     model = deployment.model
-    if model.mla is not None and model.mla.q_lora_rank is None:
-        mla = model.mla
-        heads = model.num_attention_heads // deployment.tp
-        query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-        return query + mla.latent_size + mla.qk_rope_head_dim + model.hidden_size
     known = weights.architecture_of(model)
     changed = bool(known.qk_norm or model.qk_norm or model.attention_bias)
     return (3 + changed + (known.norms == 4)) * model.hidden_size
@@ -174,7 +244,7 @@ def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
     if v2_runner and release_of(deployment.engine_version) == MEASURED:
         if measured and (deployment.enforce_eager or model.model_type in COMPILED_FORWARDS):
             return 0.0
-        if model.mla is not None and deployment.tp == 1 and deployment.enforce_eager:
+        if model.mla is not None and model.moe is not None:
             return 0.0
         return 0.05
     return 0.05 if measured else 0.15
@@ -183,7 +253,7 @@ def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
 MEASURED_FORWARDS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")
 """Types whose dense forward was measured, without torch.compile."""
 
-COMPILED_FORWARDS = ("llama", "gemma3_text")
+COMPILED_FORWARDS = ("llama", "qwen3", "gemma3_text")
 """And with it."""
 
 
@@ -207,24 +277,60 @@ def _mla_workspace_bytes(deployment: Deployment) -> int:
     return MLA_WORKSPACE_TOKENS * elements * deployment.dtype.itemsize_bytes
 
 
-def _logits(deployment: Deployment) -> Peak:
+def _logits(deployment: Deployment, rules: VersionRules) -> Peak:
     """The V2 runner's logits and plain sampler."""
     model, rows, n = deployment.model, _rows(deployment), deployment.tp
     item = deployment.dtype.itemsize_bytes
     vocab = weights.padded_vocab_size(model)
-    logits = item * vocab * rows
     size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
-    size += _workspace_bytes(deployment) + _mla_workspace_bytes(deployment)
+    size += _workspace_bytes(deployment) + _kept_experts_bytes(deployment, rules)
+    size += _gathered_bytes(deployment, vocab)
     if n == 1:
         maxima = -(-vocab // SAMPLER_BLOCK) * (8 + 4) * rows  # an index and a value each
-        size += logits + maxima + 28 * rows + _index_buffers(rows)
-    else:
-        size += 2 * logits + logits // n  # gathered, transposed, and the local share
-        if model.moe is not None:
-            size += 4 * item * model.hidden_size * deployment.max_num_batched_tokens  # one case
-    known = n <= 2 and model.mla is None and release_of(deployment.engine_version) == MEASURED
+        size += maxima + 28 * rows + _index_buffers(rows)
+    known = n <= 2 and release_of(deployment.engine_version) == MEASURED
     source = _fitted(deployment, v2_runner=True)
-    return _peak("logits", size, source, spread=0.0 if known else 0.02)
+    spread = 0.0 if known else 0.02
+    return _peak("logits", size, source, spread=spread, above_bytes=UNSPLIT_BYTES)
+
+
+def _gathered_bytes(deployment: Deployment, vocab: int) -> int:
+    """Logits of all rows: whole, or gathered, transposed and the local share."""
+    logits, n = deployment.dtype.itemsize_bytes * vocab * _rows(deployment), deployment.tp
+    return logits if n == 1 else 2 * logits + logits // n
+
+
+def _of_drafts(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> list[Peak]:
+    """The drafting model's phases, the model's own hidden states being alive."""
+    drafts = deployment.speculation
+    if drafts is None or drafts.draft is None:
+        return []
+    alone = replace(deployment, model=drafts.draft, speculation=None)
+    forward = _forward(alone, shape, rules, v2_runner=v2_runner)
+    held = HIDDEN_STATES.get(drafts.method, 1)
+    item, rows = deployment.dtype.itemsize_bytes, _rows(deployment)
+    tokens, width = deployment.max_num_batched_tokens, deployment.model.hidden_size
+    alive = item * tokens * width * held + 16 * rows
+    source = _fitted(deployment, v2_runner=v2_runner)
+    phases = [_peak("draft", forward.size_bytes + alive, source, spread=DRAFT_SPREAD)]
+    if v2_runner:
+        logits = _draft_logits_bytes(deployment, drafts.draft)
+        logits += item * width * (tokens + rows) + _workspace_bytes(deployment)
+        logits += _index_buffers(rows)
+        phases.append(_peak("draft_logits", alive + logits, source, spread=DRAFT_SPREAD))
+    return phases
+
+
+def _draft_logits_bytes(deployment: Deployment, draft: Model) -> int:
+    """Logits of the draft's vocabulary, then spread over the model's by their ids."""
+    vocab = draft.draft_vocab_size or draft.vocab_size
+    gathered = _gathered_bytes(deployment, vocab)
+    if draft.draft_vocab_size is None:
+        return gathered
+    both = deployment.dtype.itemsize_bytes * _rows(deployment) * (vocab + draft.vocab_size)
+    return max(gathered, both + 2 * 8 * vocab)
 
 
 def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> Peak:
@@ -232,14 +338,15 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     model, rows = deployment.model, _rows(deployment)
     item = deployment.dtype.itemsize_bytes
     vocab = weights.padded_vocab_size(model)
-    size = (item + rules.sampler_bytes) * vocab * rows
+    rejected = rules.rejection_bytes if deployment.speculation is not None else 0
+    size = (item + rules.sampler_bytes + rejected) * vocab * rows
     if rules.sampler_keeps_rows:
         size += 4 * vocab * min(deployment.gpu.num_sms or 132, rows)
     size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
     if shape.pp_rank > 0:
         size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
     size += SAMPLER_ARGUMENT_BYTES * rows
-    experts = _kept_experts_bytes(deployment) if rules.keeps_experts_workspace else 0
+    experts = _kept_experts_bytes(deployment, rules)
     size += experts + _workspace_bytes(deployment)
     doubt = PRINTED_BYTES + experts // 20
     if model.moe is not None and model.moe.format is not None:
@@ -247,10 +354,10 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     return _peak("sampler", size, _fitted(deployment, v2_runner=False), more_bytes=doubt)
 
 
-def _kept_experts_bytes(deployment: Deployment) -> int:
+def _kept_experts_bytes(deployment: Deployment, rules: VersionRules) -> int:
     """The fused experts' two workspaces, which outlive the forward; mxfp4 kernels keep none."""
     model, moe = deployment.model, deployment.model.moe
-    if moe is None or moe.format is not None:
+    if moe is None or moe.format is not None or not rules.keeps_experts_workspace:
         return 0
     width, hidden = moe.moe_intermediate_size // deployment.tp, model.hidden_size
     rows = deployment.max_num_batched_tokens * moe.num_experts_per_tok

@@ -221,8 +221,9 @@ class Vllm(Engine):
             ),
         )
         beside = _beside(deployment, loaded)
-        if beside:
-            spread += 0.01
+        if deployment.speculation is not None and deployment.speculation.draft is not None:
+            doubts.append("drafts of four kinds were measured, with random weights")
+            spread += 0.002
         size = loaded.total_bytes
         error = int(spread * size) if spread else None
         return Part(
@@ -477,10 +478,10 @@ def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
     found: list[Part] = []
     room, drafts = deployment.lora, deployment.speculation
     if room is not None:
-        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}, not measured"
+        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
         found.append(_derived("lora", loaded.lora_bytes, reason))
     if drafts is not None and drafts.draft is not None:
-        reason = f"{drafts.draft.name} by {drafts.method}, not measured"
+        reason = f"{drafts.draft.name} by {drafts.method}"
         found.append(_derived("draft", loaded.draft_bytes, reason))
     return tuple(found)
 

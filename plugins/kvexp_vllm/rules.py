@@ -26,7 +26,8 @@ class VersionRules:
     communicators and other processes included.
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
-    top-k kernel keeps an fp32 row a multiprocessor. `keeps_experts_workspace`: the fused experts'
+    top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
+    profile rejects drafts. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
@@ -46,6 +47,7 @@ class VersionRules:
     load_split_limit: bool = False
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
+    rejection_bytes: int = 4
     keeps_experts_workspace: bool = False
     v2_profiles_images: bool = False
     log_shape: str = "two_lines"
@@ -72,7 +74,12 @@ _V1 = replace(
 _0_9 = replace(_V1, first=(0, 9), charges_whole_device=False, checks_free_memory=True)
 _0_11 = replace(_0_9, first=(0, 11), mm_limit=999)
 _0_12 = replace(
-    _0_11, first=(0, 12), lora_extra_vocab=0, lora_experts=True, keeps_experts_workspace=True
+    _0_11,
+    first=(0, 12),
+    lora_extra_vocab=0,
+    lora_experts=True,
+    keeps_experts_workspace=True,
+    rejection_bytes=16,
 )
 _0_15 = replace(_0_12, first=(0, 15), skips_towers=True)
 _0_17 = replace(_0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
