@@ -4,6 +4,7 @@ A record has the keys of a start's inputs at the top, `explicit` with those that
 `outputs` with the figures that the engine printed and `extra` with further ones.
 """
 
+from kvexp.startup_logs.keys import INPUTS
 from kvexp.startup_logs.reading import UnreadableLog, read_log
 
-__all__ = ["UnreadableLog", "read_log"]
+__all__ = ["INPUTS", "UnreadableLog", "read_log"]

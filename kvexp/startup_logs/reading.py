@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kvexp.startup_logs.keys import INPUTS, OUTPUTS
 from kvexp.startup_logs.lines import TEXTS, Dialect, Line, Value, argument, values
 from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.sglang import SGLANG
@@ -12,37 +13,6 @@ from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
 from kvexp.startup_logs.vllm import VLLM
 
 DIALECTS = (VLLM, SGLANG, TENSORRT_LLM, LMDEPLOY)
-
-INPUTS = (
-    "engine_version",
-    "model",
-    "gpu",
-    "gpu_total_gib",
-    "num_gpus",
-    "tp",
-    "pp",
-    "dp",
-    "weight_dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "gpu_memory_utilization",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "block_size",
-    "enforce_eager",
-    "other_flags",
-)
-OUTPUTS = (
-    "num_gpu_blocks",
-    "kv_tokens",
-    "available_kv_gib",
-    "max_concurrency",
-    "weights_gib",
-    "non_torch_gib",
-    "activation_peak_gib",
-    "cudagraph_gib",
-)
 
 _SERVED = re.compile(r"(?:vllm serve|lmdeploy serve api_server|trtllm-serve) +([^\s-]\S*)")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

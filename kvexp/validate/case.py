@@ -10,30 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kvexp.startup_logs import INPUTS
 from kvexp.units import GIB
 from kvexp.validate import measured
-
-_KINDS: dict[str, tuple[type, ...]] = {
-    "engine_version": (str,),
-    "model": (str,),
-    "gpu": (str,),
-    "gpu_total_gib": (int, float),
-    "num_gpus": (int,),
-    "tp": (int,),
-    "pp": (int,),
-    "dp": (int,),
-    "weight_dtype": (str,),
-    "quantization": (str,),
-    "kv_cache_dtype": (str,),
-    "gpu_memory_utilization": (int, float),
-    "max_model_len": (int,),
-    "max_num_batched_tokens": (int,),
-    "max_num_seqs": (int,),
-    "block_size": (int,),
-    "enforce_eager": (bool,),
-    "other_flags": (str,),
-}
-"""Inputs that a record may lack or hold as null."""
 
 LARGEST = 1 << 53
 """No figure of a record is larger: up to here whole numbers are exact as floats."""
@@ -180,7 +159,7 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
         if not isinstance(value, str) or not value.strip():
             raise UnreadableRecord(f"{name} must be a text, got {_short(value)}")
         values[name] = value
-    for name, kinds in _KINDS.items():
+    for name, kinds in INPUTS.items():
         values[name] = _value(record, name, kinds)
     if values["gpu_total_gib"] == 0:
         raise UnreadableRecord("gpu_total_gib must be more than 0, got 0")

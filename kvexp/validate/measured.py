@@ -6,25 +6,6 @@ from typing import Any
 
 from kvexp.units import GIB
 
-_STATED = (
-    "engine_version",
-    "model",
-    "gpu",
-    "gpu_total_gib",
-    "num_gpus",
-    "tp",
-    "pp",
-    "weight_dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "gpu_memory_utilization",
-    "max_model_len",
-    "max_num_batched_tokens",
-    "max_num_seqs",
-    "block_size",
-    "enforce_eager",
-    "other_flags",
-)
 _OPTIONS = ("enable_expert_parallel", "disable_custom_all_reduce")
 _ESTIMATE = re.compile(r"estimated maximum model length is (\d+)")
 
@@ -49,9 +30,7 @@ def as_record(measured: Mapping[str, Any]) -> dict[str, Any]:
     flags = [f"{name}={args[name]}" for name in _OPTIONS if name in args]
     error = measured.get("error") or ""
     estimate = _ESTIMATE.search(error)
-    return {
-        "id": measured["case"],
-        "engine": "vllm",
+    inputs = {
         "engine_version": measured["versions"]["vllm"],
         "model": args["model"],
         "gpu": None,
@@ -69,7 +48,12 @@ def as_record(measured: Mapping[str, Any]) -> dict[str, Any]:
         "block_size": args.get("block_size"),
         "enforce_eager": args.get("enforce_eager", False),
         "other_flags": "; ".join([*flags, f"v2_model_runner={config['v2']}"]),
-        "explicit": list(_STATED),
+    }
+    return {
+        "id": measured["case"],
+        "engine": "vllm",
+        **inputs,
+        "explicit": list(inputs),
         "outputs": {
             "num_gpu_blocks": measured.get("num_blocks"),
             "kv_tokens": measured.get("kv_tokens"),
