@@ -1,6 +1,5 @@
 """load -> warmup -> budget -> allocate: how one point becomes a result."""
 
-import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,13 +7,14 @@ from time import perf_counter
 from typing import Any
 
 from kvexp.bench import Bench
+from kvexp.bounds import bounded
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue
+from kvexp.holding import with_holding
 from kvexp.profiler import DeviceFacts, EngineRefused
 from kvexp.results import (
     Budget,
-    Holding,
     Part,
     Profile,
     Provenance,
@@ -92,8 +92,8 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
             result = progress.found = replace(result, readings=rules)
         if isinstance(plan, CachePlan):
             result = _proved(engine, deployment, profiles, plan, result, progress)
-        result = progress.keep(_with_holding(result, engine, deployment))
-    return _bounded(result, engine, deployment, profiles)
+        result = progress.keep(with_holding(result, engine, deployment))
+    return bounded(result, engine, deployment, profiles, quotas)
 
 
 def _too_large(deployment: Deployment, profiles: Sequence[Profile]) -> tuple[Stage, str] | None:
@@ -437,119 +437,3 @@ def _cache_parts(quota: Quota, num_blocks: int, block_bytes: int) -> tuple[Part,
             else ("no blocks are allocated" if rest >= 0 else "the parts above exceed the request"),
         ),
     )
-
-
-def _with_holding(result: Result, engine: Engine, deployment: Deployment) -> Result:
-    """The result with what the card of its tightest rank will hold, where the engine has rules."""
-    shape = next(
-        (
-            shape
-            for shape, rank in zip(engine.ranks(deployment), result.ranks, strict=False)
-            if rank.budget == result.budget and rank.profile == result.profile
-        ),
-        None,
-    )
-    if shape is None or result.budget is None or result.profile is None or not result.num_blocks:
-        return result
-    parts = engine.beyond_budget(deployment, shape)
-    if not parts:
-        return result
-    budget, profile = result.budget, result.profile
-    rest = sum(part.size_bytes for part in budget.parts if part.name in ("unused", "shortfall"))
-    sized_by_util = budget.base == "total" and rest >= 0
-    beyond = sum(part.size_bytes for part in parts) - profile.cudagraph_bytes
-    mistaken = profile.missing_activation_bytes or 0
-    kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes - mistaken
-    beyond += max(0, kept) + mistaken
-    load = budget.requested_bytes - rest + beyond
-    doubt = math.isqrt(sum(part.above_bytes**2 for part in parts))
-    charged = all(part.name != "context" for part in parts)  # the budget has the whole device's use
-    others = 0 if charged else deployment.used_by_others_bytes
-    room = deployment.total_bytes - others - beyond - doubt
-    safe = min(room, deployment.free_bytes) / deployment.total_bytes
-    shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
-    holding = Holding(
-        parts=parts,
-        held_at_start_bytes=load + min(0, kept),
-        held_under_load_bytes=load,
-        requested_bytes=budget.requested_bytes,
-        total_bytes=deployment.total_bytes,
-        used_by_others_bytes=others,
-        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000) if sized_by_util else None,
-        util_without_graphs=round(deployment.util - shift, 4) if shift else None,
-        util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
-    )
-    result = replace(result, holding=holding)
-    if holding.fits or not result.ok or result.verified is not None:
-        return result
-    return replace(result, status=Status.oom, stage=Stage.graphs, reason=_too_much(holding))
-
-
-def _too_much(holding: Holding) -> str:
-    safe, others = holding.largest_safe_util, ""
-    if holding.used_by_others_bytes:
-        others = f", of which others use {gib(holding.used_by_others_bytes)}"
-    return (
-        f"full load would take {gib(holding.held_under_load_bytes)} of the card's"
-        f" {gib(holding.total_bytes)}{others}: out of memory after the cache is allocated; "
-        + (f"util may be at most {safe:.4f}" if safe is not None else "a smaller cache may fit")
-    )
-
-
-def _bounded(
-    result: Result, engine: Engine, deployment: Deployment, profiles: Sequence[Profile]
-) -> Result:
-    """The result with its counts at both ends of what is uncertain, where anything is.
-
-    Errors of the terms and of the card's total are independent: their squares add.
-    """
-    quotas = [engine.quota(deployment, profile) for profile in profiles]
-    low, high = (
-        [
-            quota.available_bytes + sign * _error_bytes(engine, deployment, profile, quota, sign)
-            for profile, quota in zip(profiles, quotas, strict=True)
-        ]
-        for sign in (-1, 1)
-    )
-    if low == high:
-        return result
-    least, most = engine.plan(deployment, low), engine.plan(deployment, high)
-    best = (result.num_blocks or 0, result.kv_tokens or 0, result.max_concurrency or 0.0)
-    # a length that is fitted to the memory changes with it: less memory may hold more requests
-    bounds: dict[str, Any] = {}
-    names = ("num_blocks", "kv_tokens", "max_concurrency")
-    for name, *counts in zip(names, best, _counts(least), _counts(most), strict=True):
-        bounds |= {f"{name}_low": min(counts), f"{name}_high": max(counts)}
-    return replace(result, **bounds)
-
-
-def _error_bytes(
-    engine: Engine, deployment: Deployment, profile: Profile, quota: Quota, sign: int
-) -> int:
-    """How far the bytes for one rank's cache may be off, towards less (-1) or more (1)."""
-    errors = [
-        part.above_bytes if sign < 0 else part.below_bytes
-        for part in (*profile.parts, *(p for p in quota.parts if p not in profile.parts))
-    ]
-    if uncertain := _total_error_bytes(deployment):
-        shifted = _shifted(deployment, sign * uncertain)
-        errors.append(engine.quota(shifted, profile).available_bytes - quota.available_bytes)
-    return math.isqrt(sum(error * error for error in errors))
-
-
-def _total_error_bytes(deployment: Deployment) -> int:
-    """How far the card's total may be off; nothing where a device was read."""
-    gpu = deployment.gpu
-    return gpu.total_error_bytes if deployment.total_bytes == gpu.total_bytes else 0
-
-
-def _shifted(deployment: Deployment, delta: int) -> Deployment:
-    """The same card with another total; what is free follows unless it was given."""
-    free = deployment.free_bytes + (delta if deployment.gpu.free_bytes is None else 0)
-    return replace(deployment, total_bytes=deployment.total_bytes + delta, free_bytes=free)
-
-
-def _counts(plan: CachePlan | Refusal) -> tuple[int, int, float]:
-    if isinstance(plan, Refusal):
-        return 0, 0, 0.0
-    return plan.num_blocks, plan.kv_tokens, plan.max_concurrency

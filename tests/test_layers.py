@@ -48,6 +48,8 @@ LAYERS = [
     "grammar",
     "explain",
     "bench",
+    "holding",
+    "bounds",
     "pipeline",
     "isolate",
     "comparison",

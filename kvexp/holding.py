@@ -1,0 +1,60 @@
+"""What a card really holds: the request, and what no budget counts."""
+
+import math
+from dataclasses import replace
+
+from kvexp.deployment import Deployment
+from kvexp.engine import Engine
+from kvexp.results import Holding, Result, Stage, Status
+from kvexp.units import gib
+
+
+def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Result:
+    """The result with what the card of its tightest rank will hold, where the engine has rules."""
+    if result.budget is None or result.profile is None or not result.num_blocks:
+        return result
+    shapes = zip(engine.ranks(deployment), result.ranks, strict=True)
+    tightest = next(shape for shape, rank in shapes if rank.budget == result.budget)
+    parts = engine.beyond_budget(deployment, tightest)
+    if not parts:
+        return result
+    budget, profile = result.budget, result.profile
+    rest = sum(part.size_bytes for part in budget.parts if part.name in ("unused", "shortfall"))
+    sized_by_util = budget.base == "total" and rest >= 0
+    beyond = sum(part.size_bytes for part in parts) - profile.cudagraph_bytes
+    mistaken = profile.missing_activation_bytes or 0
+    kept = engine.cached_bytes(deployment, profile) - profile.activation_bytes - mistaken
+    beyond += max(0, kept) + mistaken
+    load = budget.requested_bytes - rest + beyond
+    doubt = math.isqrt(sum(part.above_bytes**2 for part in parts))
+    charged = all(part.name != "context" for part in parts)  # the budget has the whole device's use
+    others = 0 if charged else deployment.used_by_others_bytes
+    room = deployment.total_bytes - others - beyond - doubt
+    safe = min(room, deployment.free_bytes) / deployment.total_bytes
+    shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
+    holding = Holding(
+        parts=parts,
+        held_at_start_bytes=load + min(0, kept),
+        held_under_load_bytes=load,
+        requested_bytes=budget.requested_bytes,
+        total_bytes=deployment.total_bytes,
+        used_by_others_bytes=others,
+        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000) if sized_by_util else None,
+        util_without_graphs=round(deployment.util - shift, 4) if shift else None,
+        util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
+    )
+    result = replace(result, holding=holding)
+    if holding.fits or not result.ok or result.verified is not None:
+        return result
+    return replace(result, status=Status.oom, stage=Stage.graphs, reason=_too_much(holding))
+
+
+def _too_much(holding: Holding) -> str:
+    safe, others = holding.largest_safe_util, ""
+    if holding.used_by_others_bytes:
+        others = f", of which others use {gib(holding.used_by_others_bytes)}"
+    return (
+        f"full load would take {gib(holding.held_under_load_bytes)} of the card's"
+        f" {gib(holding.total_bytes)}{others}: out of memory after the cache is allocated; "
+        + (f"util may be at most {safe:.4f}" if safe is not None else "a smaller cache may fit")
+    )
