@@ -178,7 +178,7 @@ READY_FURTHER_OFF = {
     "llama3_8b_tp2_8192": 0.6,
     "qwen3_30b_a3b_tp2_8192": 0.66,
 }
-"""GiB by which less is foreseen than the driver shows: tables of blocks, logits of all ranks."""
+"""GiB by which less is foreseen than the driver shows; docs/measured.md says of what."""
 
 
 def used(found, moment):
