@@ -244,12 +244,18 @@ def _scan(card: Card, base: Device) -> Numbers:
 
 
 def _sort(card: Card, base: Device) -> Numbers:
-    """A constant, and a state for each tile: the state by its steps, the tile by their places."""
+    """A constant, and a state for each tile: the state by its steps, the tile by their places.
+
+    A row that is sorted in place takes its indices alone.
+    """
 
     def sort(tensor: Any) -> Any:
         return card.torch.sort(tensor)
 
-    small = _last_without(lambda n: bool(_seen(card, "aten.sort.default", n, sort).sizes), 1 << 16)
+    def in_tiles(length: int) -> bool:
+        return len(_seen(card, "aten.sort.default", length, sort).sizes) > 1
+
+    small = _last_before(in_tiles, 1 << 16)
     steps = (base.sort_tile * count + more for count in (2, 3, 5, 8, 13, 21, 28) for more in (0, 1))
     lengths = sorted({n for n in (*_SORTED, *steps) if n > small})
     bare = replace(base, sort_small=small, sort_tile_state=0, sort_counts=0)
@@ -351,13 +357,13 @@ def _listed(seen: Sequence[_Seen]) -> str:
     return ", ".join(f"{each.length}: {'+'.join(map(str, each.sizes)) or 0}" for each in seen)
 
 
-def _last_without(has: Callable[[int], bool], high: int) -> int:
-    """The largest number for which it is not so, where it is so from some number on."""
+def _last_before(in_tiles: Callable[[int], bool], high: int) -> int:
+    """The longest row that is not sorted in tiles, where longer ones are."""
     low = 1
-    _require(has(high), f"no scratch up to {high}")
+    _require(in_tiles(high) and not in_tiles(low), f"rows of {low} and {high} are sorted alike")
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if has(middle) else (middle, high)
+        low, high = (low, middle) if in_tiles(middle) else (middle, high)
     return low
 
 

@@ -36,11 +36,17 @@ def _pages(size: int) -> int:
 
 
 def _sort(call: Call, device: Device) -> list[int]:
-    """One row: the indices once more, and the radix sort's keys, counts and state of each tile."""
+    """One row: a range of indices, and of a long one the keys, counts and states of a radix sort.
+
+    torch's `native/cuda/Sort.cpp` and `SortStable.cu`.
+    """
     tensor = call.args[0]
     count = tensor.numel()
-    if tensor.dim() == 0 or count != tensor.shape[-1] or count <= device.sort_small:
+    if tensor.dim() == 0 or count == 0 or count != tensor.shape[-1]:
         return []
+    indices = 8 * count
+    if count <= device.sort_small:
+        return [indices]
     tiles = -(-count // device.sort_tile)
     own = (
         2 * _pages(_bytes(tensor))
@@ -49,7 +55,7 @@ def _sort(call: Call, device: Device) -> list[int]:
         + 2 * _PAGE
         - 1
     )
-    return [8 * count, own]
+    return [indices, own]
 
 
 def _cumsum(call: Call, device: Device) -> list[int]:

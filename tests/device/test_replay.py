@@ -96,6 +96,19 @@ def test_a_record_of_a_real_run_accounts_for_all_that_the_driver_has(path):
             assert readings["neighbours"]["contaminated"] is False
 
 
+def test_graphs_of_a_real_run_stand_on_top_of_the_cache_that_was_verified():
+    """qwen3_0_6b on an H200: what capture took of the driver, private pools and the rest."""
+    (path,) = [path for path in RECORDS if path.stem.endswith("_graphs")]
+    result, _ = record.read(path)
+    verify, graphs = (result.readings[stage] for stage in ("verify", "graphs"))
+
+    assert result.verified
+    assert result.readings["graphs_bytes"] == 448 << 20
+    assert verify["free_bytes"] - graphs["free_bytes"] == 448 << 20
+    assert graphs["reserved_bytes"] - verify["reserved_bytes"] == 64 << 20  # the graphs' pool
+    assert result.readings["accounting"]["terms"]["graphs"] == 448 << 20
+
+
 BLAS = 33554432
 KNOWN_FORWARDS = {
     # (model, tokens): allocated by the weights; the first forward's peak over them, of an H200 with

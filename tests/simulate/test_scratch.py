@@ -20,17 +20,28 @@ CUMSUM = {
     16777216: [300799],
 }
 SORT = {
-    4096: [],
+    100: [800],
+    1000: [8000],
+    1024: [8192],
+    1025: [8200],
+    2048: [16384],
+    2049: [16392],
+    4096: [32768],
     4097: [32776, 83967],
     5000: [40000, 99327],
     8192: [65536, 150015],
     9216: [73728, 166399],
     9217: [73736, 167935],
     10000: [80000, 180223],
+    13824: [110592, 241151],
+    13825: [110600, 242687],
     16384: [131072, 283135],
     20000: [160000, 342015],
+    32768: [262144, 549375],
     50000: [400000, 828415],
+    65536: [524288, 1080831],
     100000: [800000, 1639423],
+    131072: [1048576, 2143743],
     1048576: [8388608, 17027583],
 }
 
@@ -65,5 +76,5 @@ def test_a_scan_of_one_row_asks_for_its_tiles_states(length):
 
 
 @pytest.mark.parametrize("length", SORT)
-def test_a_sort_of_one_row_asks_for_two_buffers_counts_and_states(length):
+def test_a_sort_of_one_row_asks_for_its_indices_and_a_long_one_for_buffers_and_states(length):
     assert scratch("aten.sort.default", length) == SORT[length]
