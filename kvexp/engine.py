@@ -123,11 +123,13 @@ class Engine(ABC):
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """CUDA-graph memory that the budget subtracts on one rank, from rules."""
 
-    def beyond_budget(self, deployment: Deployment, shape: RankShape) -> tuple[Part, ...]:
+    def beyond_budget(
+        self, deployment: Deployment, shape: RankShape, groups: Sequence[KvGroup]
+    ) -> tuple[Part, ...]:
         """What one rank's card holds at full load that no budget counts, from rules.
 
-        The CUDA context, communicators, the runner's buffers, what capture really takes. Empty
-        where nothing is known of it.
+        The CUDA context, communicators, the runner's buffers, the tables of the cache's `groups`,
+        what capture really takes. Empty where nothing is known of it.
         """
         return ()
 

@@ -47,7 +47,7 @@ def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictCo
     if option != OPTION:
         raise InvalidValue(f"model.path must be given with model={OPTION}, got model={option}")
     model = read_model(
-        Path(str(node.path)).expanduser().absolute(),
+        Path(str(node.path)).expanduser(),
         config_path=node.get("config_path"),
         given=_given(node, overrides),
     )
@@ -93,7 +93,7 @@ def with_draft(cfg: DictConfig, folders: Sequence[Path]) -> DictConfig:
 def _draft(name: str, folders: Sequence[Path]) -> Model:
     path = Path(name).expanduser()
     if path.exists() or name.startswith((".", "~", "/")) or path.suffix in _FILES:
-        model = read_model(path.absolute(), key="speculative.model")
+        model = read_model(path, key="speculative.model")
         _hold_literally(model)
         return model
     try:
@@ -127,7 +127,7 @@ def _entry(file: Path) -> Model:
 def _hold_literally(model: Model) -> None:
     """Break what would be an interpolation: texts of a file are facts, not configuration."""
     if model.path is not None:
-        model.path = model.path.replace("${", r"\${")  # stays the same path
+        model.path = str(Path(model.path).absolute()).replace("${", r"\${")  # the same path
     for name in ("name", "hf_id", "source", "architecture", "model_type"):
         setattr(model, name, getattr(model, name).replace("${", "$ {"))
     model.notes = [note.replace("${", "$ {") for note in model.notes]

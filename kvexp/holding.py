@@ -15,7 +15,7 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
         return result
     shapes = zip(engine.ranks(deployment), result.ranks, strict=True)
     tightest = next(shape for shape, rank in shapes if rank.budget == result.budget)
-    parts = engine.beyond_budget(deployment, tightest)
+    parts = engine.beyond_budget(deployment, tightest, result.groups)
     if not parts:
         return result
     budget, profile = result.budget, result.profile

@@ -36,7 +36,7 @@ HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
 UNSPLIT_BYTES = 2 * MIB
 """What the rests of blocks that the allocator does not split may add to a peak."""
 
-ADAPTERS_BYTES = 160 * KIB  # three sizes of adapters, one and two cards
+ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, one and two cards
 V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
 SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
@@ -84,8 +84,9 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_ru
         held = _image_bytes(deployment)
         phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
     largest = max(phases, key=lambda phase: phase.size_bytes)
-    adapters = 0 if deployment.lora is None else ADAPTERS_BYTES
-    more = UNSPLIT_BYTES if adapters else 0
+    adapts = deployment.lora is not None
+    adapters = ADAPTERS_BYTES * shape.num_layers if adapts and v2_runner else 0
+    more = UNSPLIT_BYTES if adapts else 0
     more += _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(

@@ -1,6 +1,8 @@
 """What vLLM keeps on a card outside its budget, beside context, communicators and graphs."""
 
-from kvexp.contract import MIB, Deployment, RankShape, weights
+from collections.abc import Iterable
+
+from kvexp.contract import MIB, Deployment, KvGroup, RankShape, weights
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules, release_of
 
@@ -42,6 +44,15 @@ def runner(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Esti
     )
 
 
+def block_tables(deployment: Deployment, groups: Iterable[KvGroup], *, v2_runner: bool) -> int:
+    """Numbers of blocks, int32, of every request at the longest length, for each group.
+
+    The V2 runner keeps a second table for the step's requests (`v1/worker/gpu/block_table.py`).
+    """
+    rows = sum(-(-deployment.max_model_len // group.block_size) for group in groups)
+    return (2 if v2_runner else 1) * 4 * deployment.max_num_seqs * rows
+
+
 def fragments(deployment: Deployment, shape: RankShape, rules: VersionRules) -> Estimate:
     """Halves of freed segments that MXFP4 experts leave where loading has no split limit.
 
@@ -67,6 +78,9 @@ def cached(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> i
     """What torch keeps of the warm-up's sampler when the engine is ready, by runner."""
     rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
     entries = rows * weights.padded_vocab_size(deployment.model)
+    # with tp the logits of all ranks and their copy in order; three cases
+    gathered = 2 * deployment.dtype.itemsize_bytes * entries if deployment.tp > 1 else 0
     if v2_runner:
-        return int(CACHED_SHARE * 4 * entries) + SLACK_BYTES
-    return (deployment.dtype.itemsize_bytes + rules.sampler_bytes) * entries + SLACK_BYTES
+        return int(CACHED_SHARE * 4 * entries) + gathered + SLACK_BYTES
+    sampled = (deployment.dtype.itemsize_bytes + rules.sampler_bytes) * entries
+    return sampled + gathered + SLACK_BYTES

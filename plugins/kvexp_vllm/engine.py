@@ -14,6 +14,7 @@ from kvexp.contract import (
     InvalidValue,
     Knobs,
     KvDtype,
+    KvGroup,
     Part,
     Profile,
     Provenance,
@@ -293,7 +294,9 @@ class Vllm(Engine):
             fitted.graphs(deployment, "estimate", v2_runner=v2_runner),
         )
 
-    def beyond_budget(self, deployment: Deployment, shape: RankShape) -> tuple[Part, ...]:
+    def beyond_budget(
+        self, deployment: Deployment, shape: RankShape, groups: Sequence[KvGroup]
+    ) -> tuple[Part, ...]:
         """See `Engine.beyond_budget`."""
         if self.rules.log_shape == "v0":
             return ()
@@ -310,6 +313,11 @@ class Vllm(Engine):
                 "runner_buffers",
                 "the runner's state of each request, allocated between load and profile",
                 buffers.runner(deployment, shape, v2_runner=v2_runner),
+            ),
+            _derived(
+                "block_tables",
+                buffers.block_tables(deployment, groups, v2_runner=v2_runner),
+                "block numbers of the longest requests, for each group of layers",
             ),
             _predicted(
                 "fragments",

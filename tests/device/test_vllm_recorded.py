@@ -8,7 +8,7 @@ import pytest
 
 from kvexp import pipeline, side_by_side
 from kvexp.api import compose_points
-from kvexp.results import Compared, Part, Profile, Provenance, Stage, Status
+from kvexp.results import Compared, KvGroup, Part, Profile, Provenance, Stage, Status
 from kvexp_vllm_worker.measurement import WorkerMeasurement
 from kvexp_vllm_worker.planned import Planned
 
@@ -69,9 +69,12 @@ class Recorded:
     profile = warm_up = verify = load
 
     def plan(self, available):
-        given = {**self.planned, "groups": ()}
-        given["block_bytes_per_rank"] = tuple(given["block_bytes_per_rank"])
-        return Planned(**given)
+        groups = (
+            KvGroup(**each, num_blocks=self.planned["num_blocks"])
+            for each in self.planned["groups"]
+        )
+        sizes = tuple(self.planned["block_bytes_per_rank"])
+        return Planned(**{**self.planned, "groups": tuple(groups), "block_bytes_per_rank": sizes})
 
     def allocate(self):
         return [self.planned["num_blocks"] * each for each in self.planned["block_bytes_per_rank"]]
@@ -170,17 +173,6 @@ def test_a_verified_cache_holds_the_planned_blocks(name):
         assert found["cache_bytes"] == planned["num_blocks"] * each
 
 
-READY_FURTHER_OFF = {
-    "gemma3_12b_2048": 0.52,
-    "gemma3_12b_8192": 0.52,
-    "gpt_oss_20b_8192": 0.36,
-    "llama3_8b_tp2_2048": 0.62,
-    "llama3_8b_tp2_8192": 0.6,
-    "qwen3_30b_a3b_tp2_8192": 0.66,
-}
-"""GiB by which less is foreseen than the driver shows; docs/measured.md says of what."""
-
-
 def used(found, moment):
     return found["total_bytes"] - found[f"free_when_{moment}_bytes"]
 
@@ -189,8 +181,8 @@ def used(found, moment):
 def test_the_card_holds_what_is_foreseen_when_the_engine_is_ready(name):
     holding, (found, *_) = replayed(name).holding, POINTS[name]["ranks"]
 
-    tolerance = READY_FURTHER_OFF.get(name, 0.3) * GIB
-    assert holding.held_at_start_bytes == pytest.approx(used(found, "warmed_up"), abs=tolerance)
+    seen = used(found, "warmed_up")
+    assert holding.held_at_start_bytes == pytest.approx(seen, abs=0.3 * GIB)
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIED if "graphs" not in name])
@@ -199,7 +191,7 @@ def test_after_a_full_forward_the_card_holds_at_most_the_activation_more(name):
     holding, (found, *_) = replayed(name).holding, POINTS[name]["ranks"]
 
     beyond = used(found, "verified") - holding.held_under_load_bytes
-    assert -0.3 * GIB <= beyond <= found["activation_bytes"]
+    assert -0.3 * GIB <= beyond <= found["activation_bytes"] + 0.1 * GIB
 
 
 def test_the_four_profilers_on_an_h200_differ_most_in_activation():
