@@ -48,6 +48,17 @@ def test_the_kept_records_stay_within_their_limits(tmp_path, capsys):
     assert status == 0, capsys.readouterr().err
     found = json.loads(out.read_text())
     assert len(found["cases"]) == found["summary"]["all"]["cases"] == len(LINES)
+    assert [each["id"] for each in found["cases"] if "Error: " in each["reason"]] == []
+
+
+@pytest.mark.parametrize("id", ["v0-phi4-bnb-a100", "v0-qwen25vl7b-awq-jetson-novideo"])
+def test_adapters_and_limits_that_a_record_states_are_asked_for(id, tmp_path):
+    path, out = tmp_path / "one.jsonl", tmp_path / "out.json"
+    path.write_text(next(line for line in LINES if f'"id": "{id}"' in line))
+
+    assert command.run([str(path), "--quiet", f"--json={out}"]) == 0
+    (case,) = json.loads(out.read_text())["cases"]
+    assert case["answered"], case["reason"]
 
 
 def test_cases_and_summary_are_printed_and_kept(few, capsys):
