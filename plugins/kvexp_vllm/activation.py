@@ -62,6 +62,11 @@ class Peak:
     phase: str
     source: str
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the rule gave the engine's own bytes, but for what the allocator rounds up."""
+        return self.low_bytes == self.size_bytes >= self.high_bytes - UNSPLIT_BYTES
+
     def with_held(self, held_bytes: int) -> "Peak":
         """The same phase while `held_bytes` of images are alive; a tenth of them is uncertain."""
         doubt = held_bytes // 10

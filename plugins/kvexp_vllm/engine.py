@@ -250,7 +250,7 @@ class Vllm(Engine):
                 size_bytes=peak.size_bytes,
                 high_bytes=peak.high_bytes,
                 source=peak.source,
-                confirmed=peak.low_bytes == peak.high_bytes,
+                confirmed=peak.is_confirmed,
             ),
         )
 
