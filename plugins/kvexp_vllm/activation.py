@@ -20,7 +20,7 @@ two H200 and, for the V0 and V1 runners of other versions, to public start-up lo
 from dataclasses import dataclass, replace
 
 from kvexp.contract import MIB, Deployment, Quantization, RankShape, weights
-from kvexp_vllm.rules import MEASURED, VersionRules, release_of
+from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
@@ -132,7 +132,7 @@ def _forward(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Pe
     model, item = deployment.model, deployment.dtype.itemsize_bytes
     tokens = deployment.max_num_batched_tokens
     known = weights.architecture_of(model)
-    compiled = not deployment.enforce_eager and not _is_v0(deployment)
+    compiled = not deployment.enforce_eager and not is_v0(deployment.engine_version)
     hidden = _hidden_elements(deployment)
     if deployment.quantization is Quantization.fp8:
         hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
@@ -200,7 +200,7 @@ def _mlp_width(deployment: Deployment) -> int:
 
 def _mla_workspace_bytes(deployment: Deployment) -> int:
     mla = deployment.model.mla
-    if mla is None or _is_v0(deployment):
+    if mla is None or is_v0(deployment.engine_version):
         return 0
     heads = deployment.model.num_attention_heads // deployment.tp
     elements = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -293,11 +293,6 @@ def _encoder(deployment: Deployment) -> Peak:
     elements = widths * encoder.intermediate_size + 4 * encoder.hidden_size
     size = patches * elements * deployment.dtype.itemsize_bytes + _image_bytes(deployment)
     return _peak("encoder", size, "one log of a model of images", spread=0.2)
-
-
-def _is_v0(deployment: Deployment) -> bool:
-    version = deployment.engine_version
-    return version.lower().endswith("-v0") or release_of(version) < (0, 8)
 
 
 def _index_buffers(rows: int) -> int:
