@@ -19,6 +19,7 @@ USAGES = ("serve", "llm")
 LATENT_SINCE = (0, 7)
 LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
 LARGE_CARD_SEQS = 1024
+GB10_CAPABILITY = "12.1"
 V0_TOKENS = 2048
 V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
@@ -53,11 +54,13 @@ def batch_defaults(
 def _is_large(knobs: Knobs, rules: VersionRules) -> bool:
     """Whether a card gets the larger defaults; the name is what the driver calls it."""
     name, much = knobs.gpu.name.lower(), int(knobs.gpu.total_bytes) >= LARGE_CARD_BYTES
+    but_a100 = much and "a100" not in name
     return {
         "none": False,
         "hopper": "h100" in name or "h200" in name,
         "memory": much,
-        "memory_but_a100": much and "a100" not in name,
+        "memory_but_a100": but_a100,
+        "memory_but_a100_gb10": but_a100 and knobs.gpu.compute_capability != GB10_CAPABILITY,
     }[rules.large_cards]
 
 
