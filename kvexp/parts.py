@@ -154,7 +154,7 @@ class Encoder:
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
-    `video_items`: a video is as much as so many images, 0 where it takes none.
+    `video_items`: a video is as much as so many images at most, 0 where it takes none.
     """
 
     tokens_per_item: int = MISSING

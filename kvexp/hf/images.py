@@ -11,7 +11,7 @@ from kvexp.request import Encoder
 CHANNELS = 3
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
 QWEN_MERGE, QWEN_FRAMES = 2, 2
-QWEN_VIDEO = 2  # images that the largest video is as much as
+QWEN_VIDEO = 8  # sixteen frames, two of them as much as an image
 _SIZES = (1024, 24, 4096, 14)
 _WHY = "of its encoder's class, for images"
 LLAMA4_TILES = 17  # sixteen tiles and the whole image

@@ -31,8 +31,6 @@ SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
-IMAGES_SINCE = (0, 7)  # a log of 0.6.6 with Qwen2-VL shows none
-
 UNKNOWN_PIXELS_BYTES = 256 * MIB
 
 V1_FITTED = ((0, 6), (0, 26))
@@ -64,12 +62,15 @@ class Peak:
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
+    images = _images(deployment, rules, v2_runner=v2_runner)
+    deployment = _step(deployment, images)
     phases = [_forward(deployment, shape, v2_runner=v2_runner)]
     if shape.pp_rank == deployment.pp - 1:
         phases.append(_logits(deployment) if v2_runner else _sampler(deployment, shape, rules))
-    if profiles_images(deployment, rules, v2_runner=v2_runner) and shape.pp_rank == 0:
-        held = _image_bytes(deployment)
-        phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
+    if images.held and shape.pp_rank == 0:
+        held = _image_bytes(deployment, rules, images)
+        encoder = _encoder(deployment, rules, images).with_held(held)
+        phases = [*(phase.with_held(held) for phase in phases), encoder]
     largest = max(phases, key=lambda phase: phase.size_bytes)
     more = _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
@@ -90,8 +91,7 @@ def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: b
     """Whether the profile run passes images through the model's encoder."""
     limits = deployment.mm_limits
     allowed = limits.get("image", 1) or limits.get("video", 1)
-    since = release_of(deployment.engine_version) >= IMAGES_SINCE
-    profiled = since and (rules.v2_profiles_images or not v2_runner)
+    profiled = rules.v2_profiles_images or not v2_runner
     return deployment.model.encoder is not None and bool(allowed) and profiled
 
 
@@ -267,32 +267,89 @@ def _unknown_images_bytes(deployment: Deployment) -> int:
     return UNKNOWN_PIXELS_BYTES + outputs * deployment.dtype.itemsize_bytes
 
 
-def _num_images(deployment: Deployment) -> int:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """Images of a profile run, a video as so many: all that are held, and the most in one forward.
+
+    V0 runs one prompt with every kind of item a sequence, `sequences` of `tokens` each; V1 as many
+    of the largest item as the step's tokens hold, beside a step of text.
+    """
+
+    held: int = 0
+    encoded: int = 0
+    sequences: int | None = None
+    tokens: int = 0
+
+
+def _images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
+    if not profiles_images(deployment, rules, v2_runner=v2_runner):
+        return Images()
     encoder = deployment.model.encoder
     assert encoder is not None
-    video = encoder.video_items if deployment.mm_limits.get("video", 1) else 0
-    images = max(video, 1)  # of the largest item
-    return images * max(1, deployment.max_num_batched_tokens // (images * encoder.tokens_per_item))
+    step = deployment.max_num_batched_tokens
+    video = _images_of_a_video(deployment)
+    if rules.log_shape != "v0":
+        largest = max(video, 1)
+        count = largest * max(1, step // (largest * encoder.tokens_per_item))
+        return Images(held=count, encoded=count)
+    pictures, videos = (deployment.mm_limits.get(name, 0) for name in ("image", "video"))
+    prompt = (pictures + videos * video) * encoder.tokens_per_item
+    sequences = max(1, min(deployment.max_num_seqs, step // prompt))
+    if rules.drops_images and prompt > step // sequences:
+        return Images(sequences=sequences, tokens=step)
+    return Images(
+        held=sequences * (pictures + videos * video),
+        encoded=sequences * max(pictures, videos * video),
+        sequences=sequences,
+        tokens=max(step, sequences * prompt),
+    )
 
 
-def _image_bytes(deployment: Deployment) -> int:
-    """Pixels and encoder outputs of as many of the largest images as one step's tokens hold."""
+def _images_of_a_video(deployment: Deployment) -> int:
+    """How many images the video is as much as that fits the length beside one image, 0 for none."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    pixels = encoder.patches_per_item * encoder.patch_size
-    outputs = encoder.tokens_per_item * deployment.model.hidden_size
-    return _num_images(deployment) * (pixels + outputs) * deployment.dtype.itemsize_bytes
+    if not deployment.mm_limits.get("video", 0):
+        return 0
+    fitting = deployment.max_model_len // encoder.tokens_per_item - 1
+    return min(max(fitting, 1), encoder.video_items)
 
 
-def _encoder(deployment: Deployment) -> Peak:
-    """The encoder's own forward: all patches through its widest layer; one case, within 3 %."""
-    encoder = deployment.model.encoder
+def _step(deployment: Deployment, images: Images) -> Deployment:
+    """The deployment with the tokens and sequences of the profile's step."""
+    if images.sequences is None:
+        return deployment
+    return replace(deployment, max_num_batched_tokens=images.tokens, max_num_seqs=images.sequences)
+
+
+def _image_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
+    """Pixels and outputs of the images, which live while the decoder runs."""
+    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
     assert encoder is not None
-    patches = _num_images(deployment) * encoder.patches_per_item
-    widths = 3 if encoder.gated else 2
-    elements = widths * encoder.intermediate_size + 4 * encoder.hidden_size
-    size = patches * elements * deployment.dtype.itemsize_bytes + _image_bytes(deployment)
-    return _peak("encoder", size, "one log of a model of images", spread=0.2)
+    pixels = encoder.patches_per_item * encoder.patch_size * (rules.pixel_bytes or item)
+    outputs = encoder.tokens_per_item * deployment.model.hidden_size * item
+    return images.held * (pixels + outputs)
+
+
+def _encoder(deployment: Deployment, rules: VersionRules, images: Images) -> Peak:
+    """The encoder's own forward: all patches through its MLP, or through rotary attention.
+
+    With rotary positions (encoders that take videos) the input and its norm, the projections and
+    their contiguous copies stand beside fp32 queries and what turning them takes, or beside the
+    projections that all ranks gather.
+    """
+    encoder, item, n = deployment.model.encoder, deployment.dtype.itemsize_bytes, deployment.tp
+    assert encoder is not None
+    hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
+    elements = widths * (encoder.intermediate_size // n) + 4 * hidden
+    if encoder.video_items:
+        turning = (2 + 2 * rules.rotary_copies) * hidden // n
+        gathered = 3 * hidden if n > 1 else 0
+        elements = max(elements, 2 * hidden + 6 * hidden // n + max(turning, gathered))
+    if rules.pixel_bytes:
+        elements += encoder.patch_size  # the pixels in the compute dtype
+    size = images.encoded * encoder.patches_per_item * elements * item
+    return _peak("encoder", size, "logs of two models of images", spread=0.2)
 
 
 def _index_buffers(rows: int) -> int:
