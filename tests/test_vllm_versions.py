@@ -135,3 +135,14 @@ def test_from_0_29_every_model_runs_on_the_v2_runner_and_its_graphs_are_estimate
     for model in ("llama31_8b", "qwen3_30b_a3b"):
         profile = kvexp.run([f"model={model}", "gpu=h100", "engine.version=0.29.0"]).profile
         assert profile.cudagraph_bytes > 0
+
+
+def test_latent_attention_was_cached_as_padded_heads_before_0_7_1():
+    asked = ["model=deepseek_v2_lite", "gpu=h100", "tp=2", "max_model_len=4096"]
+    elements = {
+        version: kvexp.run([*asked, f"engine.version={version}"]).block_bytes // (16 * 27 * 2)
+        for version in ("0.5.4", "0.6.6", "0.7.0", "0.7.1")
+    }
+
+    padded, query = 2 * 8 * 256, 2 * 8 * (128 + 64)  # K and V of eight heads
+    assert elements == {"0.5.4": padded, "0.6.6": padded, "0.7.0": query, "0.7.1": 512 + 64}

@@ -13,10 +13,11 @@ from kvexp.contract import (
     Quantization,
     weights,
 )
-from kvexp_vllm.rules import VersionRules, release_of
+from kvexp_vllm.rules import VersionRules, patch_release_of
 
 USAGES = ("serve", "llm")
-LATENT_SINCE = (0, 7)
+LATENT_SINCE, UNPADDED_SINCE = (0, 7, 1), (0, 7, 0)
+PADDED_HEAD = 256
 LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
 LARGE_CARD_SEQS = 1024
 GB10_CAPABILITY = "12.1"
@@ -254,7 +255,14 @@ def check_context_parallel(knobs: Knobs, dcp: int) -> None:
 
 
 def cached_model(model: Model, version: str) -> Model:
-    """The model as a release caches it: before 0.7 latent attention kept K and V of all heads."""
-    if model.mla is None or release_of(version) >= LATENT_SINCE:
+    """The model as a release caches it: before 0.7.1 K and V of all heads for latent attention.
+
+    Heads were padded to 256 elements, which the attention kernel took, or from 0.7 to those of a
+    query (`get_head_size`).
+    """
+    mla, release = model.mla, patch_release_of(version)
+    if mla is None or release >= LATENT_SINCE:
         return model
-    return replace(model, mla=replace(model.mla, latent_cache=False))
+    query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    width = PADDED_HEAD if release < UNPADDED_SINCE else query
+    return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)
