@@ -69,8 +69,8 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_ru
         phases.append(_logits(deployment) if v2_runner else _sampler(deployment, shape, rules))
     if images.held and shape.pp_rank == 0:
         held = _image_bytes(deployment, rules, images)
-        encoder = _encoder(deployment, rules, images).with_held(held)
-        phases = [*(phase.with_held(held) for phase in phases), encoder]
+        phases = [phase.with_held(held) for phase in phases]
+        phases.append(_encoder(deployment, rules, images))
     largest = max(phases, key=lambda phase: phase.size_bytes)
     more = _unknown_images_bytes(deployment) if shape.pp_rank == 0 and not v2_runner else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
@@ -293,6 +293,9 @@ def _images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> 
         count = largest * max(1, step // (largest * encoder.tokens_per_item))
         return Images(held=count, encoded=count)
     pictures, videos = (deployment.mm_limits.get(name, 0) for name in ("image", "video"))
+    if encoder.kept_layers:  # beside the decoder's own prompt, which only looks at them
+        count = deployment.max_num_seqs * pictures
+        return Images(held=count, encoded=count, sequences=deployment.max_num_seqs, tokens=step)
     prompt = (pictures + videos * video) * encoder.tokens_per_item
     sequences = max(1, min(deployment.max_num_seqs, step // prompt))
     if rules.drops_images and prompt > step // sequences:
@@ -324,11 +327,18 @@ def _step(deployment: Deployment, images: Images) -> Deployment:
 
 def _image_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
     """Pixels and outputs of the images, which live while the decoder runs."""
-    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
+    encoder = deployment.model.encoder
     assert encoder is not None
-    pixels = encoder.patches_per_item * encoder.patch_size * (rules.pixel_bytes or item)
-    outputs = encoder.tokens_per_item * deployment.model.hidden_size * item
-    return images.held * (pixels + outputs)
+    outputs = encoder.tokens_per_item * deployment.model.hidden_size
+    outputs *= deployment.dtype.itemsize_bytes
+    return _pixel_bytes(deployment, rules, images) + images.held * outputs
+
+
+def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    item = rules.pixel_bytes or deployment.dtype.itemsize_bytes
+    return images.held * encoder.patches_per_item * encoder.patch_size * item
 
 
 def _encoder(deployment: Deployment, rules: VersionRules, images: Images) -> Peak:
@@ -336,19 +346,25 @@ def _encoder(deployment: Deployment, rules: VersionRules, images: Images) -> Pea
 
     With rotary positions (encoders that take videos) the input and its norm, the projections and
     their contiguous copies stand beside fp32 queries and what turning them takes, or beside the
-    projections that all ranks gather.
+    projections that all ranks gather. An encoder that keeps outputs of layers holds each of them
+    and their stack, and a mask of all pairs of an image's patches.
     """
     encoder, item, n = deployment.model.encoder, deployment.dtype.itemsize_bytes, deployment.tp
     assert encoder is not None
+    patches = images.encoded * encoder.patches_per_item
     hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
     elements = widths * (encoder.intermediate_size // n) + 4 * hidden
+    if encoder.kept_layers:
+        elements += (2 * encoder.kept_layers + 2) * hidden + encoder.patches_per_item
+        beside = _pixel_bytes(deployment, rules, images)
+        return _peak("encoder", patches * elements * item + beside, "one log", spread=0.1)
     if encoder.video_items:
         turning = (2 + 2 * rules.rotary_copies) * hidden // n
         gathered = 3 * hidden if n > 1 else 0
         elements = max(elements, 2 * hidden + 6 * hidden // n + max(turning, gathered))
     if rules.pixel_bytes:
         elements += encoder.patch_size  # the pixels in the compute dtype
-    size = images.encoded * encoder.patches_per_item * elements * item
+    size = patches * elements * item + _image_bytes(deployment, rules, images)
     return _peak("encoder", size, "logs of two models of images", spread=0.2)
 
 
