@@ -154,7 +154,9 @@ class Encoder:
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
-    `video_items`: a video is as much as so many images, 0 where it takes none.
+    `video_items`: a video is as much as so many images at most, 0 where it takes none.
+    `kept_layers`: outputs of so many layers are joined to the last one's (Mllama), whose decoder
+    looks at them from layers of cross-attention instead of taking them as positions.
     """
 
     tokens_per_item: int = MISSING
@@ -164,6 +166,7 @@ class Encoder:
     intermediate_size: int = MISSING
     gated: bool = False
     video_items: int = 0
+    kept_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_item", "patches_per_item", "patch_size", "hidden_size"):

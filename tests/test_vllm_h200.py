@@ -159,7 +159,7 @@ def test_batch_defaults_follow_the_cards_memory_and_name(overrides, tokens, seqs
 
 @pytest.mark.parametrize(
     ("version", "util"),
-    [("0.11.0", 0.9), ("0.19", 0.9), ("0.20", 0.9), ("0.21", 0.92), ("0.33", 0.92)],
+    [("0.11.0", 0.9), ("0.19", 0.9), ("0.20", 0.92), ("0.21", 0.92), ("0.33", 0.92)],
 )
 def test_util_default_follows_the_version(version, util):
     result = kvexp.run(["gpu=h200", f"engine.version={version}"])

@@ -11,9 +11,11 @@ from kvexp.request import Encoder
 CHANNELS = 3
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
 QWEN_MERGE, QWEN_FRAMES = 2, 2
-QWEN_VIDEO = 2  # images that the largest video is as much as
+QWEN_VIDEO = 8  # sixteen frames, two of them as much as an image
 _SIZES = (1024, 24, 4096, 14)
 _WHY = "of its encoder's class, for images"
+MLLAMA_PADDING = 8  # positions of a tile are filled up to a multiple
+MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
 LLAMA4_TILES = 17  # sixteen tiles and the whole image
 
 
@@ -41,6 +43,7 @@ def encoder(config: Section) -> Encoder | None:
         intermediate_size=mlp,
         gated=own in GATED,
         video_items=QWEN_VIDEO if _RULES[kind] is _qwen else 0,
+        kept_layers=_kept_layers(tower) if _RULES[kind] is _mllama else 0,
     )
 
 
@@ -71,8 +74,20 @@ def _qwen(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
     return patches // (QWEN_MERGE * QWEN_MERGE), patches, QWEN_FRAMES
 
 
+def _mllama(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    side = tower.assumed("image_size", default=448, why=_WHY) // patch
+    tiles = tower.assumed("max_num_tiles", default=4, why=_WHY)
+    positions = side * side + 1
+    return tiles * positions, tiles * -(-positions // MLLAMA_PADDING) * MLLAMA_PADDING, 1
+
+
+def _kept_layers(tower: Section) -> int:
+    return len(tower.integers("intermediate_layers_indices") or MLLAMA_LAYERS)
+
+
 _RULES = {
     "gemma3": _gemma3,
+    "mllama": _mllama,
     "mistral3": _mistral3,
     "llama4": _llama4,
     "qwen2_vl": _qwen,

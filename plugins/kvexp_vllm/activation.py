@@ -23,7 +23,7 @@ two H200 and, for the V0 and V1 runners of other versions, to public start-up lo
 from dataclasses import dataclass, replace
 
 from kvexp.contract import KIB, MIB, Deployment, Model, Quantization, RankShape, weights
-from kvexp_vllm.rules import MEASURED, VersionRules, release_of
+from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
@@ -41,8 +41,6 @@ V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
 SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
-
-IMAGES_SINCE = (0, 7)  # a log of 0.6.6 with Qwen2-VL shows none
 
 UNKNOWN_PIXELS_BYTES = 256 * MIB
 
@@ -80,14 +78,17 @@ class Peak:
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
+    images = _images(deployment, rules, v2_runner=v2_runner)
+    deployment = _step(deployment, images)
     phases = [_forward(deployment, shape, rules, v2_runner=v2_runner)]
     if shape.pp_rank == deployment.pp - 1:
         phases += _of_drafts(deployment, shape, rules, v2_runner=v2_runner)
         last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
         phases.append(last)
-    if profiles_images(deployment, rules, v2_runner=v2_runner) and shape.pp_rank == 0:
-        held = _image_bytes(deployment)
-        phases = [*(phase.with_held(held) for phase in phases), _encoder(deployment)]
+    if images.held and shape.pp_rank == 0:
+        held = _image_bytes(deployment, rules, images)
+        phases = [phase.with_held(held) for phase in phases]
+        phases.append(_encoder(deployment, rules, images))
     largest = max(phases, key=lambda phase: phase.size_bytes)
     adapts = deployment.lora is not None
     adapters = ADAPTERS_BYTES * shape.num_layers if adapts and v2_runner else 0
@@ -111,8 +112,7 @@ def profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: b
     """Whether the profile run passes images through the model's encoder."""
     limits = deployment.mm_limits
     allowed = limits.get("image", 1) or limits.get("video", 1)
-    since = release_of(deployment.engine_version) >= IMAGES_SINCE
-    profiled = since and (rules.v2_profiles_images or not v2_runner)
+    profiled = rules.v2_profiles_images or not v2_runner
     return deployment.model.encoder is not None and bool(allowed) and profiled
 
 
@@ -183,7 +183,7 @@ def _forward(
 
 
 def _is_compiled(deployment: Deployment) -> bool:
-    return not deployment.enforce_eager and not _is_v0(deployment)
+    return not deployment.enforce_eager and not is_v0(deployment.engine_version)
 
 
 def _compiled_bytes(deployment: Deployment) -> int:
@@ -276,7 +276,7 @@ def _mlp_width(deployment: Deployment) -> int:
 
 def _mla_workspace_bytes(deployment: Deployment) -> int:
     mla = deployment.model.mla
-    if mla is None or _is_v0(deployment):
+    if mla is None or is_v0(deployment.engine_version):
         return 0
     heads = deployment.model.num_attention_heads // deployment.tp
     elements = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
@@ -380,37 +380,105 @@ def _unknown_images_bytes(deployment: Deployment) -> int:
     return UNKNOWN_PIXELS_BYTES + outputs * deployment.dtype.itemsize_bytes
 
 
-def _num_images(deployment: Deployment) -> int:
-    encoder = deployment.model.encoder
-    assert encoder is not None
-    video = encoder.video_items if deployment.mm_limits.get("video", 1) else 0
-    images = max(video, 1)  # of the largest item
-    return images * max(1, deployment.max_num_batched_tokens // (images * encoder.tokens_per_item))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Images:
+    """Images of a profile run, a video as so many: all that are held, and the most in one forward.
+
+    V0 runs one prompt with every kind of item a sequence, `sequences` of `tokens` each; V1 as many
+    of the largest item as the step's tokens hold, beside a step of text.
+    """
+
+    held: int = 0
+    encoded: int = 0
+    sequences: int | None = None
+    tokens: int = 0
 
 
-def _image_bytes(deployment: Deployment) -> int:
-    """Pixels and encoder outputs of as many of the largest images as one step's tokens hold."""
+def _images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
+    if not profiles_images(deployment, rules, v2_runner=v2_runner):
+        return Images()
     encoder = deployment.model.encoder
     assert encoder is not None
-    pixels = encoder.patches_per_item * encoder.patch_size
+    step = deployment.max_num_batched_tokens
+    video = _images_of_a_video(deployment)
+    if rules.log_shape != "v0":
+        largest = max(video, 1)
+        count = largest * max(1, step // (largest * encoder.tokens_per_item))
+        return Images(held=count, encoded=count)
+    pictures, videos = (deployment.mm_limits.get(name, 0) for name in ("image", "video"))
+    if encoder.kept_layers:  # beside the decoder's own prompt, which only looks at them
+        count = deployment.max_num_seqs * pictures
+        return Images(held=count, encoded=count, sequences=deployment.max_num_seqs, tokens=step)
+    prompt = (pictures + videos * video) * encoder.tokens_per_item
+    sequences = max(1, min(deployment.max_num_seqs, step // prompt))
+    if rules.drops_images and prompt > step // sequences:
+        return Images(sequences=sequences, tokens=step)
+    return Images(
+        held=sequences * (pictures + videos * video),
+        encoded=sequences * max(pictures, videos * video),
+        sequences=sequences,
+        tokens=max(step, sequences * prompt),
+    )
+
+
+def _images_of_a_video(deployment: Deployment) -> int:
+    """How many images the video is as much as that fits the length beside one image, 0 for none."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if not deployment.mm_limits.get("video", 0):
+        return 0
+    fitting = deployment.max_model_len // encoder.tokens_per_item - 1
+    return min(max(fitting, 1), encoder.video_items)
+
+
+def _step(deployment: Deployment, images: Images) -> Deployment:
+    """The deployment with the tokens and sequences of the profile's step."""
+    if images.sequences is None:
+        return deployment
+    return replace(deployment, max_num_batched_tokens=images.tokens, max_num_seqs=images.sequences)
+
+
+def _image_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
+    """Pixels and outputs of the images, which live while the decoder runs."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
     outputs = encoder.tokens_per_item * deployment.model.hidden_size
-    return _num_images(deployment) * (pixels + outputs) * deployment.dtype.itemsize_bytes
+    outputs *= deployment.dtype.itemsize_bytes
+    return _pixel_bytes(deployment, rules, images) + images.held * outputs
 
 
-def _encoder(deployment: Deployment) -> Peak:
-    """The encoder's own forward: all patches through its widest layer; one case, within 3 %."""
+def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
     encoder = deployment.model.encoder
     assert encoder is not None
-    patches = _num_images(deployment) * encoder.patches_per_item
-    widths = 3 if encoder.gated else 2
-    elements = widths * encoder.intermediate_size + 4 * encoder.hidden_size
-    size = patches * elements * deployment.dtype.itemsize_bytes + _image_bytes(deployment)
-    return _peak("encoder", size, "one log of a model of images", spread=0.2)
+    item = rules.pixel_bytes or deployment.dtype.itemsize_bytes
+    return images.held * encoder.patches_per_item * encoder.patch_size * item
 
 
-def _is_v0(deployment: Deployment) -> bool:
-    version = deployment.engine_version
-    return version.lower().endswith("-v0") or release_of(version) < (0, 8)
+def _encoder(deployment: Deployment, rules: VersionRules, images: Images) -> Peak:
+    """The encoder's own forward: all patches through its MLP, or through rotary attention.
+
+    With rotary positions (encoders that take videos) the input and its norm, the projections and
+    their contiguous copies stand beside fp32 queries and what turning them takes, or beside the
+    projections that all ranks gather. An encoder that keeps outputs of layers holds each of them
+    and their stack, and a mask of all pairs of an image's patches.
+    """
+    encoder, item, n = deployment.model.encoder, deployment.dtype.itemsize_bytes, deployment.tp
+    assert encoder is not None
+    patches = images.encoded * encoder.patches_per_item
+    hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
+    elements = widths * (encoder.intermediate_size // n) + 4 * hidden
+    if encoder.kept_layers:
+        elements += (2 * encoder.kept_layers + 2) * hidden + encoder.patches_per_item
+        beside = _pixel_bytes(deployment, rules, images)
+        return _peak("encoder", patches * elements * item + beside, "one log", spread=0.1)
+    if encoder.video_items:
+        turning = (2 + 2 * rules.rotary_copies) * hidden // n
+        gathered = 3 * hidden if n > 1 else 0
+        elements = max(elements, 2 * hidden + 6 * hidden // n + max(turning, gathered))
+    if rules.pixel_bytes:
+        elements += encoder.patch_size  # the pixels in the compute dtype
+    size = patches * elements * item + _image_bytes(deployment, rules, images)
+    return _peak("encoder", size, "logs of two models of images", spread=0.2)
 
 
 def _index_buffers(rows: int) -> int:

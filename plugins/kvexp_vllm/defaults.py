@@ -13,37 +13,80 @@ from kvexp.contract import (
     Quantization,
     weights,
 )
-from kvexp_vllm.rules import VersionRules, release_of
+from kvexp_vllm.rules import VersionRules, patch_release_of
 
 USAGES = ("serve", "llm")
-LATENT_SINCE = (0, 7)
-V0_CHUNKED_LEN = 32768  # above it v0 chunks the prefill by itself, but for images
+LATENT_SINCE, UNPADDED_SINCE = (0, 7, 1), (0, 7, 0)
+PADDED_HEAD = 256
+LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
+LARGE_CARD_SEQS = 1024
+GB10_CAPABILITY = "12.1"
+V0_TOKENS = 2048
+V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
 
 def batch_defaults(
     knobs: Knobs, rules: VersionRules, usage: str, max_model_len: int
 ) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) by the card's total memory and name."""
-    total = int(knobs.gpu.total_bytes)
-    large = total >= 70 * GIB and "a100" not in knobs.gpu.name.lower()
-    if not rules.seqs_by_memory:
-        chunked = max_model_len > V0_CHUNKED_LEN and knobs.model.encoder is None
-        tokens, seqs = (2048 if chunked else max(max_model_len, 2048)), 256
-    elif large:
-        server = rules.very_large_server_tokens if total >= 160 * GIB else 8192
-        tokens, seqs = (16384 if usage == "llm" else server), 1024
-    else:
-        tokens, seqs = (8192 if usage == "llm" else 2048), 256
-    if knobs.max_num_batched_tokens is not None:
-        tokens = knobs.max_num_batched_tokens
-    elif rules.seqs_by_memory:
-        tokens = min((knobs.max_num_seqs or seqs) * max_model_len, tokens)
-    seqs = min(seqs, tokens) if knobs.max_num_seqs is None else knobs.max_num_seqs
+    """(max_num_batched_tokens, max_num_seqs): what is given, or what the version takes.
+
+    Raises:
+        InvalidValue: fewer tokens than requests.
+    """
+    asked_tokens, asked_seqs = knobs.max_num_batched_tokens, knobs.max_num_seqs
+    large = _is_large(knobs, rules)
+    seqs = asked_seqs or (LARGE_CARD_SEQS if large else rules.small_card_seqs)
+    tokens = asked_tokens
+    if tokens is None and rules.log_shape == "v0":
+        tokens = _v0_tokens(knobs, rules, max_model_len)
+    elif tokens is None:
+        tokens = _v1_tokens(knobs, rules, usage, large=large)
+    if asked_tokens is None and rules.caps_tokens:
+        tokens = min(seqs * max_model_len, tokens)
+    if asked_seqs is None and rules.caps_seqs:
+        seqs = min(seqs, tokens)
     if tokens < seqs:
         raise InvalidValue(
             f"max_num_batched_tokens must be at least max_num_seqs ({seqs}), got {tokens}"
         )
     return tokens, seqs
+
+
+def _is_large(knobs: Knobs, rules: VersionRules) -> bool:
+    """Whether a card gets the larger defaults; the name is what the driver calls it."""
+    name, much = knobs.gpu.name.lower(), int(knobs.gpu.total_bytes) >= LARGE_CARD_BYTES
+    but_a100 = much and "a100" not in name
+    return {
+        "none": False,
+        "hopper": "h100" in name or "h200" in name,
+        "memory": much,
+        "memory_but_a100": but_a100,
+        "memory_but_a100_gb10": but_a100 and knobs.gpu.compute_capability != GB10_CAPABILITY,
+    }[rules.large_cards]
+
+
+def _v1_tokens(knobs: Knobs, rules: VersionRules, usage: str, *, large: bool) -> int:
+    if usage == "llm":
+        return 16384 if large else 8192
+    if not large:
+        return 2048
+    very_large = int(knobs.gpu.total_bytes) >= VERY_LARGE_CARD_BYTES
+    return rules.very_large_server_tokens if very_large else 8192
+
+
+def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int) -> int:
+    """A whole prompt, unless V0 splits prompts (`_set_default_args_v0`, `SchedulerConfig`)."""
+    model = knobs.model
+    images = rules.image_tokens if model.tower_parameters else 0
+    windows = all(
+        model.layer_type(index) == "sliding_attention" for index in range(model.num_hidden_layers)
+    )
+    latent = model.mla is not None and not rules.chunks_latent
+    apart = knobs.lora.is_asked or knobs.speculative.is_asked
+    whole = images or windows or latent or apart
+    if rules.chunk_tokens is not None and max_model_len > V0_CHUNKED_LEN and not whole:
+        return rules.chunk_tokens
+    return max(max_model_len, V0_TOKENS, images)
 
 
 def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
@@ -212,7 +255,14 @@ def check_context_parallel(knobs: Knobs, dcp: int) -> None:
 
 
 def cached_model(model: Model, version: str) -> Model:
-    """The model as a release caches it: before 0.7 latent attention kept K and V of all heads."""
-    if model.mla is None or release_of(version) >= LATENT_SINCE:
+    """The model as a release caches it: before 0.7.1 K and V of all heads for latent attention.
+
+    Heads were padded to 256 elements, which the attention kernel took, or from 0.7 to those of a
+    query (`get_head_size`).
+    """
+    mla, release = model.mla, patch_release_of(version)
+    if mla is None or release >= LATENT_SINCE:
         return model
-    return replace(model, mla=replace(model.mla, latent_cache=False))
+    query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    width = PADDED_HEAD if release < UNPADDED_SINCE else query
+    return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)

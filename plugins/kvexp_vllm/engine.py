@@ -55,15 +55,6 @@ MEASURED_TYPES = (
 )
 """Model types whose weights were measured."""
 
-V2_MOE = (
-    "DeepseekV2ForCausalLM",
-    "GraniteMoeForCausalLM",
-    "InklingForCausalLM",
-    "LongcatFlashNgramForCausalLM",
-    "Qwen2MoeForCausalLM",
-)
-"""Architectures with experts that run on the V2 model runner by default in 0.26."""
-
 SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 
 
@@ -110,8 +101,15 @@ class Vllm(Engine):
             or (drafts.method == "eagle3" and deployment.pp > 1)
         ):
             return False
-        plain = not model.is_hybrid and (model.moe is None or model.architecture in V2_MOE)
-        return self.rules.v2_runner == "all" or (self.rules.v2_runner == "dense" and plain)
+        listed = model.architecture in self.rules.v2_architectures
+        quantized = deployment.quantization is not None or model.quantization_config is not None
+        return {
+            "none": False,
+            "listed_unquantized": listed and not quantized,
+            "listed": listed,
+            "dense": listed or not (model.is_hybrid or model.moe is not None),
+            "all": True,
+        }[self.rules.v2_runner]
 
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""

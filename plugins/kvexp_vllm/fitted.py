@@ -1,6 +1,5 @@
 """The constants of terms.yaml: read once, looked up by version and by what a deployment is."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 import yaml
 
 from kvexp.contract import GIB, MIB, Deployment
-from kvexp_vllm.rules import release_of
+from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
 SMALL_CARD_BYTES = 40 * GIB
@@ -131,7 +130,7 @@ def _newest(
 
 def _latest(rules: Sequence[Mapping[str, Any]], deployment: Deployment) -> Mapping[str, Any] | None:
     """The first of the newest rules that are not younger than the version."""
-    release = _patch_release(deployment.engine_version)
+    release = patch_release_of(deployment.engine_version)
     started = [rule for rule in rules if _release(rule["first"]) <= release]
     if not started:
         return None
@@ -164,14 +163,6 @@ def _facts(deployment: Deployment, *, v2_runner: bool) -> dict[str, Any]:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in version.split("."))
-
-
-def _patch_release(version: str) -> tuple[int, ...]:
-    """The version as numbers, as far as it has them."""
-    major, minor = release_of(version)
-    rest = version.split(".")[2:3]
-    digits = re.match(r"\d+", rest[0]) if rest else None
-    return major, minor, int(digits[0]) if digits else 0
 
 
 @cache

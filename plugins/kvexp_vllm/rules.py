@@ -1,10 +1,9 @@
 """What vLLM's versions do differently outside the cache planner.
 
-One row a column of releases, read from the wheels of 0.5.4, 0.6.3, 0.8.5, 0.11.0, 0.13.0, 0.18.0,
-0.21.0, 0.22.0, 0.26.0 and 0.33.0; 0.12 and 0.15 from vLLM's pull requests 28545 (adapters without a
-vocabulary of their own), 21229 (adapters of experts) and 32757 (towers left out); what the sampler
-and the experts keep was read from start-up logs. A version between two rows takes the nearest older
-row.
+One row a column of releases, each from the first one whose wheel has its facts: read were 0.5.1,
+0.5.3, 0.6.0, 0.6.3 to 0.6.6, 0.7.0, 0.7.3, 0.8.0 to 0.8.5 and a wheel of every minor release from
+0.9 to 0.33; what is said of adapters from vLLM's pull requests 28545 (no vocabulary of their own)
+and 21229 (of experts); what the sampler and the experts keep was read from start-up logs.
 """
 
 import re
@@ -21,7 +20,8 @@ class VersionRules:
     `checks_free_memory`: start is refused when less than the request is free.
     `estimates_graphs`: whether a CUDA-graph estimate is subtracted: never, for the V1 model
     runner only, or always.
-    `v2_runner`: what runs on the V2 model runner by default: none, dense models, or all.
+    `v2_runner`: what runs on the V2 model runner by default: none, all, dense models and
+    `v2_architectures`, those alone (listed), or of those what is not quantised.
     `charges_whole_device`: all that is in use on the device is charged, the CUDA context,
     communicators and other processes included.
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB.
@@ -29,29 +29,48 @@ class VersionRules:
     top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
+    `drops_images`: V0's profile has no images where its step is too short for a prompt of them.
+    `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
+    `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
     `mm_limit`: items of a modality in a request where no limit is given.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
+    `large_cards`: which cards get more tokens and requests: `hopper` (H100 or H200 in the name),
+    `memory` (70 GiB), that without the A100, or without the GB10 either; `small_card_seqs`:
+    requests of the others.
+    `caps_tokens`, `caps_seqs`: a default of tokens is at most what all requests hold, one of
+    requests at most the tokens. V0 takes a whole prompt a step, at least `image_tokens` with a
+    model of images; `chunk_tokens` where it splits long prompts, `chunks_latent` those of MLA too.
     """
 
-    first: tuple[int, int]
+    first: tuple[int, ...]
     util: float
     requested_is_whole: bool
     checks_free_memory: bool
     estimates_graphs: str
     v2_runner: str
-    seqs_by_memory: bool
     charges_whole_device: bool = False
     load_split_limit: bool = False
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
     rejection_bytes: int = 4
     keeps_experts_workspace: bool = False
+    v2_architectures: tuple[str, ...] = ()
     v2_profiles_images: bool = False
     log_shape: str = "two_lines"
     very_large_server_tokens: int = 8192
+    large_cards: str = "none"
+    small_card_seqs: int = 256
+    caps_tokens: bool = False
+    caps_seqs: bool = False
+    chunk_tokens: int | None = None
+    chunks_latent: bool = True
+    image_tokens: int = 0
+    drops_images: bool = False
+    pixel_bytes: int = 0
+    rotary_copies: int = 1
     lora_extra_vocab: int = 256
     lora_experts: bool = False
     skips_towers: bool = False
@@ -65,39 +84,88 @@ _V0 = VersionRules(
     checks_free_memory=False,
     estimates_graphs="never",
     v2_runner="none",
-    seqs_by_memory=False,
     log_shape="v0",
+    drops_images=True,
+    pixel_bytes=8,
+    rotary_copies=3,
+)
+_V0_5_3 = replace(_V0, first=(0, 5, 3), chunk_tokens=512)
+_V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
+_V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
+_V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
+_V0_8 = replace(_V0_6_5, first=(0, 8), chunks_latent=False)
+_V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
+_V0_9 = replace(_V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1)
+V0_COLUMNS = (_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_8, _V0_8_3, _V0_9)
+
+_V2_DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
+_V2_EXPERTS = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
+_V2_0_26 = (
+    *_V2_EXPERTS,
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
+    "LongcatFlashNgramForCausalLM",
 )
 _V1 = replace(
-    _V0, first=(0, 8), seqs_by_memory=True, charges_whole_device=True, log_shape="two_lines"
+    _V0,
+    first=(0, 8),
+    charges_whole_device=True,
+    log_shape="two_lines",
+    large_cards="hopper",
+    small_card_seqs=1024,
+    mm_limit=999,
+    drops_images=False,
 )
-_0_9 = replace(_V1, first=(0, 9), charges_whole_device=False, checks_free_memory=True)
-_0_11 = replace(_0_9, first=(0, 11), mm_limit=999)
+_0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
+_0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
+_0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
+_0_9_1 = replace(_0_9, first=(0, 9, 1), charges_whole_device=False, checks_free_memory=True)
+_0_10_1 = replace(_0_9_1, first=(0, 10, 1), caps_seqs=True)
 _0_12 = replace(
-    _0_11,
+    _0_10_1,
     first=(0, 12),
     lora_extra_vocab=0,
     lora_experts=True,
     keeps_experts_workspace=True,
     rejection_bytes=16,
+    caps_tokens=True,
 )
-_0_15 = replace(_0_12, first=(0, 15), skips_towers=True)
+_0_14 = replace(_0_12, first=(0, 14), requested_is_whole=True)
+_0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
 _0_17 = replace(_0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
-_0_18 = replace(_0_17, first=(0, 18), requested_is_whole=True)
-_0_21 = replace(
-    _0_18, first=(0, 21), util=0.92, estimates_graphs="v1_runner", load_split_limit=True
+_0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
+_0_21 = replace(_0_20, first=(0, 21), load_split_limit=True)
+_0_22 = replace(
+    _0_21, first=(0, 22), v2_runner="listed_unquantized", v2_architectures=("Qwen3ForCausalLM",)
 )
-_0_26 = replace(_0_21, first=(0, 26), v2_runner="dense")
+_0_23 = replace(_0_22, first=(0, 23), v2_architectures=_V2_DENSE)
+_0_24 = replace(
+    _0_23, first=(0, 24), v2_runner="listed", v2_architectures=(*_V2_DENSE, *_V2_EXPERTS)
+)
+_0_25 = replace(_0_24, first=(0, 25), v2_runner="dense", v2_architectures=_V2_EXPERTS)
+_0_26 = replace(_0_25, first=(0, 26), v2_architectures=_V2_0_26)
 _0_27 = replace(
     _0_26,
     first=(0, 27),
-    estimates_graphs="always",
-    v2_runner="all",
+    v2_profiles_images=True,
+    v2_architectures=(*_V2_0_26, "KimiK3ForConditionalGeneration"),
+)
+_0_28 = replace(
+    _0_27,
+    first=(0, 28),
     log_shape="one_line",
     very_large_server_tokens=16384,
-    v2_profiles_images=True,
+    v2_architectures=(*_0_27.v2_architectures, "DeepseekV4ForCausalLM"),
 )
-COLUMNS = (_V0, _V1, _0_9, _0_11, _0_12, _0_15, _0_17, _0_18, _0_21, _0_26, _0_27)
+_0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
+_0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
+V1_COLUMNS = (
+    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10_1, _0_12, _0_14, _0_15, _0_17, _0_20, _0_21, _0_22),
+    *(_0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
+)
+LAST_PATCH = 999
+"""The patch of a version of two numbers: 0.8 means the last of the 0.8 releases."""
+
 MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 
@@ -110,7 +178,7 @@ def release_of(version: str) -> tuple[int, int]:
     """
     match = re.match(r"v?(\d+)\.(\d+)(?:[.\-+a-z]|$)", version)
     release = (int(match[1]), int(match[2])) if match else (-1, -1)
-    if release < COLUMNS[0].first:
+    if release < V0_COLUMNS[0].first:
         raise InvalidValue(
             f"engine.version must be a vLLM version from 0.5 on, such as 0.26.0, got {version!r}"
             " (in YAML write it in quotes: a bare 0.20 is read as 0.2)"
@@ -118,12 +186,27 @@ def release_of(version: str) -> tuple[int, int]:
     return release
 
 
+def patch_release_of(version: str) -> tuple[int, int, int]:
+    """Major, minor and patch number of a version.
+
+    Raises:
+        InvalidValue: it is no version, or older than every column.
+    """
+    major, minor = release_of(version)
+    match = re.match(r"v?\d+\.\d+\.(\d+)", version)
+    return major, minor, int(match[1]) if match else LAST_PATCH
+
+
+def is_v0(version: str) -> bool:
+    """Whether a version runs the older engine: up to 0.7, and 0.8 to 0.10 where `-v0` says so."""
+    return version.lower().endswith("-v0") or release_of(version) < V1_COLUMNS[0].first
+
+
 def version_rules(version: str) -> VersionRules:
-    """The column of a version: the newest one that is not younger than it.
+    """The column of a version: the newest one of its engine that is not younger than it.
 
     0.8 to 0.10 had two engines: `0.8.5` means V1, `0.8.5-v0` the older one.
     """
-    release = release_of(version)
-    if version.lower().endswith("-v0"):
-        return COLUMNS[0]
-    return max((c for c in COLUMNS if c.first <= release), key=lambda c: c.first)
+    release = patch_release_of(version)
+    columns = V0_COLUMNS if is_v0(version) else V1_COLUMNS
+    return max((c for c in columns if c.first <= release), key=lambda c: c.first)

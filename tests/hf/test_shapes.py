@@ -59,3 +59,21 @@ def test_what_a_sparse_config_leaves_out_is_listed(read):
     for key in ("head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings"):
         assert any(key in note for note in model.notes)
     assert 400_000_000 < model.tower_parameters < 450_000_000
+
+
+def test_mllama_keeps_five_layers_of_four_tiles_of_its_images(read):
+    config = shape("mllama")
+    vision = {
+        "model_type": "mllama_vision_model",
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "image_size": 560,
+        "max_num_tiles": 4,
+        "patch_size": 14,
+        "intermediate_layers_indices": [3, 7, 15, 23, 30],
+    }
+    encoder = read({"model_type": "mllama", "text_config": config, "vision_config": vision}).encoder
+
+    assert (encoder.tokens_per_item, encoder.patches_per_item) == (4 * 1601, 4 * 1608)
+    assert encoder.kept_layers == 5

@@ -1,0 +1,66 @@
+"""Images in vLLM's profile run, against what public logs printed as its peak (GiB)."""
+
+import pytest
+
+import kvexp
+
+GIB = 1 << 30
+PRINTED = 0.0151 * GIB
+ORIN = "gpu=jetson_agx_orin model=qwen25_vl_7b quantization=w4a16 max_model_len=4096"
+
+PEAKS = {  # asked, the peak that a log shows, how near
+    "a step too short for the images holds none": (
+        "gpu=rtx_3090 model=qwen2_vl_7b engine.version=0.6.6 max_model_len=8192",
+        1.16,
+        0.06,
+    ),
+    "a step that they fill": (
+        "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=32768",
+        4.06,
+        0.05,
+    ),
+    "a video as long as the context": (
+        "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=128000",
+        20.85,  # of the total, when 3040 tokens were left
+        0.05,
+    ),
+    "images longer than the step": (f"{ORIN} engine.version=0.10.0-v0", 4.93, 0.02),
+    "an image for each of 128 requests": (
+        "gpu=h100 model=llama32_11b_vision engine.version=0.6.6 max_num_seqs=128"
+        " max_model_len=65536 enforce_eager=true",
+        36.63,
+        0.01,
+    ),
+    "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.02),
+}
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_the_peak_of_v0_with_images_is_what_the_log_shows(name):
+    asked, printed, near = PEAKS[name]
+    peak = kvexp.run(asked.split()).profile.activation
+
+    assert peak.size_bytes == pytest.approx(printed * GIB, rel=near)
+    low, high = peak.size_bytes - peak.below_bytes, peak.size_bytes + peak.above_bytes
+    assert low - PRINTED <= printed * GIB <= high + PRINTED
+
+
+def test_v0_samples_one_row_a_prompt_of_images():
+    asked = ["gpu=h100", "model=qwen25_vl_7b", "engine.version=0.7.3"]
+    short, long = (kvexp.run([*asked, f"max_model_len={n}"]) for n in (4096, 128000))
+
+    for result in (short, long):
+        assert "max_num_seqs" in result.effective
+        assert result.effective["max_num_seqs"] == 256
+    sampled = 38 * 256 * 152064
+    assert short.profile.activation_bytes < sampled < long.profile.activation_bytes
+
+
+def test_v1_encodes_its_largest_item_once_where_the_step_is_shorter():
+    asked = ["gpu=a10g", "model=qwen25_vl_3b", "engine.version=0.9.2", "max_num_seqs=8"]
+    one, more = (
+        kvexp.run([*asked, f"max_model_len={n}"]).profile.activation_bytes for n in (8192, 65536)
+    )
+
+    assert one < 2.2 * GIB  # a video of two frames is as much as an image
+    assert more == pytest.approx(3 * one, rel=0.02)  # three of them stand beside one image

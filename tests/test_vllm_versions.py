@@ -1,0 +1,148 @@
+"""What vLLM's releases chose by themselves, as their wheels say it."""
+
+import pytest
+
+import kvexp
+
+LLAMA = "model=llama31_8b"
+
+BATCHES = {  # of the API server unless `usage` says otherwise: (tokens of a step, requests)
+    "0.5.1 takes a whole prompt": ("0.5.1", "a40", "", (131072, 256)),
+    "0.5.3 splits long prompts": ("0.5.3", "a40", "", (512, 256)),
+    "but not up to 32768": ("0.5.3", "a40", "max_model_len=32768", (32768, 256)),
+    "0.6.4 too": ("0.6.4", "a100_80gb", "", (512, 256)),
+    "0.6.5 into larger parts": ("0.6.5", "a40", "", (2048, 256)),
+    "a short prompt": ("0.7.3", "h100", "max_model_len=1024", (2048, 256)),
+    "0.8 with adapters": (
+        "0.8.5-v0",
+        "h100",
+        "lora.max_loras=1 lora.max_rank=8 max_model_len=40000",
+        (40000, 256),
+    ),
+    "V0 of 0.8 holds more than all requests": (
+        "0.8.5-v0",
+        "a40",
+        "max_num_seqs=2 max_model_len=512",
+        (2048, 2),
+    ),
+    "V0 of 0.9 does not": ("0.9.0-v0", "a40", "max_num_seqs=2 max_model_len=512", (1024, 2)),
+    "V1 of 0.8.3, any card": ("0.8.3", "a40", "", (2048, 1024)),
+    "V1 of 0.8.3, H100": ("0.8.3", "h100", "", (8192, 1024)),
+    "0.8.4, H100 by name": ("0.8.4", "h100_nvl", "", (8192, 1024)),
+    "0.8.4, B200 by name": ("0.8.4", "b200", "", (2048, 256)),
+    "0.8.5, A100 by memory": ("0.8.5", "a100_80gb", "", (8192, 1024)),
+    "0.8.5 in the LLM class": ("0.8.5", "a100_80gb", "engine.usage=llm", (16384, 1024)),
+    "two numbers mean the last": ("0.8", "a100_80gb", "", (8192, 1024)),
+    "0.9 leaves the A100 out": ("0.9.0", "a100_80gb", "", (2048, 256)),
+    "0.9, MI300X": ("0.9.0", "mi300x", "", (8192, 1024)),
+    "0.9 holds more than all requests": (
+        "0.9.2",
+        "a40",
+        "max_num_seqs=2 max_model_len=512",
+        (2048, 2),
+    ),
+    "0.10.1, fewer tokens than requests": (
+        "0.10.1",
+        "h100",
+        "max_num_batched_tokens=512",
+        (512, 512),
+    ),
+    "0.12 does not": ("0.12.0", "a40", "max_num_seqs=2 max_model_len=512", (1024, 2)),
+    "0.27, B200": ("0.27.0", "b200", "", (8192, 1024)),
+    "0.28, B200": ("0.28.0", "b200", "", (16384, 1024)),
+    "0.32, GB10": ("0.32.0", "gb10", "", (8192, 1024)),
+    "0.33, GB10": ("0.33.0", "gb10", "", (2048, 256)),
+    "0.28, H200": ("0.28.0", "h200", "", (8192, 1024)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_tokens_and_requests_of_a_step_are_those_of_the_release(name):
+    version, gpu, asked, expected = BATCHES[name]
+    effective = kvexp.run(
+        [LLAMA, f"gpu={gpu}", f"engine.version='{version}'", *asked.split()]
+    ).effective
+
+    assert (effective["max_num_batched_tokens"], effective["max_num_seqs"]) == expected
+
+
+def test_v0_takes_at_least_5120_tokens_with_images_and_splits_none_of_their_prompts():
+    asked = ["model=qwen25_vl_3b", "gpu=h100", "engine.version=0.7.3"]
+    short, long = (kvexp.run([*asked, f"max_model_len={n}"]).effective for n in (4096, 100000))
+
+    assert short["max_num_batched_tokens"] == 5120
+    assert long["max_num_batched_tokens"] == 100000
+
+
+def test_v0_splits_no_prompt_of_latent_attention_from_0_8_on():
+    asked = ["model=deepseek_v2_lite", "gpu=h200", "max_model_len=65536"]
+    tokens = {
+        version: kvexp.run([*asked, f"engine.version={version}"]).effective[
+            "max_num_batched_tokens"
+        ]
+        for version in ("0.7.3", "0.8.5-v0")
+    }
+
+    assert tokens == {"0.7.3": 2048, "0.8.5-v0": 65536}
+
+
+def test_before_0_10_1_fewer_tokens_than_the_default_of_requests_are_refused():
+    refused = kvexp.run([LLAMA, "gpu=h100", "engine.version=0.10.0", "max_num_batched_tokens=512"])
+
+    assert "max_num_batched_tokens must be at least max_num_seqs (1024), got 512" in refused.reason
+
+
+def test_the_share_and_the_graphs_changed_with_0_20():
+    asked = [LLAMA, "gpu=h100"]
+    before, after = (kvexp.run([*asked, f"engine.version={v}"]) for v in ("0.19.1", "'0.20.0'"))
+
+    assert (before.effective["util"], after.effective["util"]) == (0.9, 0.92)
+    assert before.profile.cudagraph_bytes == 0 < after.profile.cudagraph_bytes
+
+
+def test_0_9_0_charges_the_whole_device_and_checks_no_free_memory_and_0_9_1_does():
+    asked = ["gpu=rtx_3090", "model=opt_125m", "gpu.free_bytes=10GiB"]
+    before, after = (kvexp.run([*asked, f"engine.version={v}"]) for v in ("0.9.0", "0.9.1"))
+
+    assert "included" in before.profile.non_torch.reason
+    assert after.reason.startswith("10.00 GiB of")
+
+
+RUNNERS = {  # V2's estimate of graphs was nothing before 0.29
+    "the list of 0.22": ("0.22.0", "qwen3_8b", True),
+    "is short": ("0.22.0", "llama31_8b", False),
+    "longer in 0.23": ("0.23.0", "llama31_8b", True),
+    "nothing quantised in 0.23": ("0.23.0", "llama31_8b quantization=fp8", False),
+    "quantised too in 0.24": ("0.24.0", "llama31_8b quantization=fp8", True),
+    "another dense model in 0.24": ("0.24.0", "qwen25_7b", False),
+    "in 0.25": ("0.25.0", "qwen25_7b", True),
+    "experts in 0.28": ("0.28.0", "qwen3_30b_a3b", False),
+}
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_the_v2_runner_runs_what_the_release_lists(name):
+    version, model, v2_runner = RUNNERS[name]
+    graphs = kvexp.run(
+        [*f"model={model}".split(), "gpu=h100", f"engine.version={version}"]
+    ).profile.cudagraph
+
+    assert ("V2 model runner" in graphs.reason) == v2_runner
+    assert (graphs.size_bytes == 0) == v2_runner
+
+
+def test_from_0_29_every_model_runs_on_the_v2_runner_and_its_graphs_are_estimated():
+    for model in ("llama31_8b", "qwen3_30b_a3b"):
+        profile = kvexp.run([f"model={model}", "gpu=h100", "engine.version=0.29.0"]).profile
+        assert profile.cudagraph_bytes > 0
+
+
+def test_latent_attention_was_cached_as_padded_heads_before_0_7_1():
+    asked = ["model=deepseek_v2_lite", "gpu=h100", "tp=2", "max_model_len=4096"]
+    elements = {
+        version: kvexp.run([*asked, f"engine.version={version}"]).block_bytes // (16 * 27 * 2)
+        for version in ("0.5.4", "0.6.6", "0.7.0", "0.7.1")
+    }
+
+    padded, query = 2 * 8 * 256, 2 * 8 * (128 + 64)  # K and V of eight heads
+    assert elements == {"0.5.4": padded, "0.6.6": padded, "0.7.0": query, "0.7.1": 512 + 64}
