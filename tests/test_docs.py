@@ -28,10 +28,10 @@ def test_the_table_is_the_real_one(command_line):
 def test_the_folder_of_ones_own_works(command_line, tmp_path):
     (block,) = blocks("yaml")
     for part in block.split("---\n"):
-        first, _, text = part.partition("\n")
-        path = tmp_path / first.removeprefix("# ").partition(":")[0]
+        named = next(line for line in part.splitlines() if line.startswith("# lab/"))
+        path = tmp_path / named.removeprefix("# ").partition(":")[0]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(part)
     status, out, err = command_line("--config-dir", "lab", "sweep=mine", "tracking=off")
 
     assert status == 0, err
