@@ -401,7 +401,7 @@ def _images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> 
     assert encoder is not None
     step = deployment.max_num_batched_tokens
     video = _images_of_a_video(deployment)
-    if rules.log_shape != "v0":
+    if not rules.is_v0:
         largest = max(video, 1)
         count = largest * max(1, step // (largest * encoder.tokens_per_item))
         return Images(held=count, encoded=count)

@@ -37,7 +37,7 @@ def batch_defaults(
     large = _is_large(knobs, rules)
     seqs = asked_seqs or (LARGE_CARD_SEQS if large else rules.small_card_seqs)
     tokens = asked_tokens
-    if tokens is None and rules.log_shape == "v0":
+    if tokens is None and rules.is_v0:
         tokens = _v0_tokens(knobs, rules, max_model_len)
     elif tokens is None:
         tokens = _v1_tokens(knobs, rules, usage, large=large)

@@ -296,7 +296,7 @@ class Vllm(Engine):
         self, deployment: Deployment, shape: RankShape, groups: Sequence[KvGroup]
     ) -> tuple[Part, ...]:
         """See `Engine.beyond_budget`."""
-        if self.rules.log_shape == "v0":
+        if self.rules.is_v0:
             return ()
         v2_runner = self.uses_v2_runner(deployment)
         charged = self.rules.charges_whole_device

@@ -76,6 +76,11 @@ class VersionRules:
     skips_towers: bool = False
     mm_limit: int = 1
 
+    @property
+    def is_v0(self) -> bool:
+        """Whether the column is of the older engine."""
+        return self.log_shape == "v0"
+
 
 _V0 = VersionRules(
     first=(0, 5),
