@@ -6,6 +6,7 @@ import pytest
 
 from kvexp import api
 from kvexp.contract import DType, ForwardOptions, InvalidValue, Profiler, Workload
+from kvexp.hf import read_model
 from kvexp.workload.building import parameter_bytes
 from kvexp_nvml import Nvml
 from kvexp_simulated import Simulated
@@ -181,9 +182,7 @@ def test_a_config_json_alone_is_built_with_random_weights(kit, torch, tmp_path):
         "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    work = Workload(
-        kit.make_deployment({"model_type": "gpt_neox", "path": str(tmp_path)}), device="cpu"
-    )
+    work = Workload(kit.make_deployment(vars(read_model(tmp_path))), device="cpu")
     assert work.load() > 4 * 2 * 64 * 100
     assert work.describe()["weights_from"] == "random"
     work.warmup()
