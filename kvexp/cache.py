@@ -68,13 +68,13 @@ def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec
 
 def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
     """The layers of a drafting model, which follow the model's on the last stage."""
-    drafts = deployment.speculation
-    if drafts is None or drafts.draft is None:
+    draft = deployment.draft
+    if draft is None:
         return {}
-    layers = drafts.draft.num_hidden_layers
+    layers = draft.num_hidden_layers
     alone = replace(
         deployment,
-        model=drafts.draft,
+        model=draft,
         pp=1,
         speculation=None,
         block_size=attention_block_size(deployment),

@@ -75,6 +75,11 @@ class Deployment:
         return max(1, self.model.kv_heads // self.tp)
 
     @property
+    def draft(self) -> Model | None:
+        """The model that drafts tokens, null where none does."""
+        return None if self.speculation is None else self.speculation.draft
+
+    @property
     def has_extras(self) -> bool:
         """Whether adapters or drafts take memory beside the model."""
         return self.lora is not None or self.speculation is not None
@@ -117,8 +122,8 @@ class Deployment:
         if self.speculation is not None:
             found["speculative_method"] = self.speculation.method
             found["speculative_num_tokens"] = self.speculation.num_tokens
-            if self.speculation.draft is not None:
-                found["speculative_model"] = self.speculation.draft.name
+        if self.draft is not None:
+            found["speculative_model"] = self.draft.name
         if self.mm_limits:
             found["mm_limits"] = dict(self.mm_limits)
         return found

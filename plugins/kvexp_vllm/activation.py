@@ -310,10 +310,10 @@ def _of_drafts(
     deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
 ) -> list[Peak]:
     """The drafting model's phases, the model's own hidden states being alive."""
-    drafts = deployment.speculation
-    if drafts is None or drafts.draft is None:
+    drafts, draft = deployment.speculation, deployment.draft
+    if drafts is None or draft is None:
         return []
-    alone = replace(deployment, model=drafts.draft, speculation=None)
+    alone = replace(deployment, model=draft, speculation=None)
     forward = _forward(alone, shape, rules, v2_runner=v2_runner)
     held = HIDDEN_STATES.get(drafts.method, 1)
     item, rows = deployment.dtype.itemsize_bytes, _rows(deployment)
@@ -322,7 +322,7 @@ def _of_drafts(
     source = _fitted(deployment, v2_runner=v2_runner)
     phases = [_peak("draft", forward.size_bytes + alive, source, spread=DRAFT_SPREAD)]
     if v2_runner:
-        logits = _draft_logits_bytes(deployment, drafts.draft)
+        logits = _draft_logits_bytes(deployment, draft)
         logits += item * width * (tokens + rows) + _workspace_bytes(deployment)
         logits += _index_buffers(rows)
         phases.append(_peak("draft_logits", alive + logits, source, spread=DRAFT_SPREAD))

@@ -220,7 +220,7 @@ class Vllm(Engine):
             ),
         )
         beside = _beside(deployment, loaded)
-        if deployment.speculation is not None and deployment.speculation.draft is not None:
+        if deployment.draft is not None:
             doubts.append("drafts of four kinds were measured, with random weights")
             spread += 0.002
         size = loaded.total_bytes
@@ -482,12 +482,12 @@ def _overlaps(deployment: Deployment) -> bool:
 def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
     """What the weights hold beside the model itself."""
     found: list[Part] = []
-    room, drafts = deployment.lora, deployment.speculation
+    room, drafts, draft = deployment.lora, deployment.speculation, deployment.draft
     if room is not None:
         reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
         found.append(_derived("lora", loaded.lora_bytes, reason))
-    if drafts is not None and drafts.draft is not None:
-        reason = f"{drafts.draft.name} by {drafts.method}"
+    if drafts is not None and draft is not None:
+        reason = f"{draft.name} by {drafts.method}"
         found.append(_derived("draft", loaded.draft_bytes, reason))
     return tuple(found)
 

@@ -17,7 +17,6 @@ from kvexp.contract import (
     Quantization,
     RankShape,
     Slice,
-    Speculation,
     Tensor,
     weights,
 )
@@ -120,9 +119,8 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     if deployment.lora is not None:
         _load_lora(allocator, deployment, share, layers, options)
     with_lora = allocator.allocated_bytes
-    speculation = deployment.speculation
-    if speculation is not None and speculation.draft is not None and share.last_stage:
-        _load_draft(allocator, deployment, share, speculation, rotary_caches)
+    if deployment.draft is not None and share.last_stage:
+        _load_draft(allocator, deployment, share, rotary_caches)
     beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
@@ -216,12 +214,12 @@ def _load_draft(
     allocator: CachingAllocator,
     deployment: Deployment,
     share: Slice,
-    speculation: Speculation,
     rotary_caches: set[tuple[Any, ...]],
 ) -> None:
     """The draft on the last stage: all of its layers, split over the same ranks."""
-    draft, method = speculation.draft, speculation.method
-    assert draft is not None
+    draft, speculation = deployment.draft, deployment.speculation
+    assert draft is not None and speculation is not None
+    method = speculation.method
     own = draft.quantization_config
     quantization = own.method if own is not None else None
     alone = replace(
