@@ -334,4 +334,5 @@ def test_this_card_is_measured(tmp_path):
     assert measured.reasons == {}
     if base.measured:
         different = [line for line in compared(profile, measured, base) if "differs" in line]
-        assert {line.split()[0] for line in different} <= {"context", "libraries"}, different
+        of_a_process = {"context", "libraries", "addresses"}
+        assert {line.split()[0] for line in different} <= of_a_process, different
