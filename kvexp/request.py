@@ -45,6 +45,26 @@ A `hybrid` layer has full attention and Mamba side by side; `mlp` layers cache n
 STATE_LAYERS = ("mamba", "linear_attention", "conv", "hybrid")
 """Kinds of layers that keep a state of fixed size for every request."""
 
+OLD_ROPE_TYPES = {"deepseek_yarn": "yarn", "su": "longrope"}
+"""Names of rope scaling that others have replaced."""
+
+ROPE_TYPES = (
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "longrope",
+    "llama3",
+    "mrope",
+    "proportional",
+    "ntk",
+    *OLD_ROPE_TYPES,
+)
+"""Ways to scale positions that are known."""
+
+SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "deepseek_yarn", "llama3")
+"""Those of them that need a factor."""
+
 
 @dataclass
 class Model:
@@ -200,6 +220,13 @@ class Model:
         return "eagle3" in self.architecture.lower()
 
     @property
+    def rope_type(self) -> str | None:
+        """How positions are scaled, null where they are not, in the newer spelling of old names."""
+        scaling = self.rope_scaling or {}
+        kind = scaling.get("rope_type", scaling.get("type"))
+        return None if kind is None else OLD_ROPE_TYPES.get(str(kind), str(kind))
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether some layers keep a recurrent state."""
         return bool(set(STATE_LAYERS) & set(self.layer_types or ()))
@@ -212,6 +239,15 @@ class Model:
             raise InvalidValue(f"model.rope_scaling must be a mapping or null, got {scaling!r}")
         if "factor" in scaling and "rope_type" not in scaling and "type" not in scaling:
             raise InvalidValue(f"model.rope_scaling must name its rope_type, got {scaling!r}")
+        if self.rope_type is not None and self.rope_type not in ROPE_TYPES:
+            raise InvalidValue(
+                f"model.rope_scaling.rope_type must be one of {', '.join(ROPE_TYPES)},"
+                f" got {self.rope_type!r}"
+            )
+        if self.rope_type in SCALED_BY_FACTOR and "factor" not in scaling:
+            raise InvalidValue(
+                f"model.rope_scaling must have a factor for {self.rope_type}, got {scaling!r}"
+            )
         for key in ("factor", "original_max_position_embeddings"):
             value = scaling.get(key)
             if key not in scaling:

@@ -134,10 +134,8 @@ def cache_dtype(knobs: Knobs, engine: str, formats: tuple[KvDtype, ...]) -> KvDt
 
 def context_len(model: Model) -> int:
     """The longest context that the model's config states, linear rope scaling included."""
-    scaling = model.rope_scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    if kind in ("linear", "dynamic") and not model.model_type.startswith("gemma3"):
-        return int(model.max_position_embeddings * float(scaling.get("factor", 1.0)))
+    if model.rope_type in ("linear", "dynamic") and not model.model_type.startswith("gemma3"):
+        return int(model.max_position_embeddings * float(model.rope_scaling.get("factor", 1.0)))
     return model.max_position_embeddings
 
 

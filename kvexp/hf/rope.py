@@ -4,6 +4,7 @@ from typing import Any
 
 from kvexp.errors import InvalidValue
 from kvexp.hf.section import Section
+from kvexp.request import OLD_ROPE_TYPES, ROPE_TYPES, SCALED_BY_FACTOR
 
 LENGTH_KEYS = (
     "max_position_embeddings",
@@ -18,23 +19,6 @@ LENGTH_KEYS = (
 """Keys of the context length; the smallest counts, as in vLLM."""
 
 UNKNOWN_LENGTH = 2048  # what vLLM assumes
-
-KINDS = (
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "deepseek_yarn",
-    "longrope",
-    "su",
-    "llama3",
-    "mrope",
-    "proportional",
-    "ntk",
-)
-"""Values of rope_type that are known."""
-
-_NEEDS_FACTOR = ("linear", "dynamic", "yarn", "deepseek_yarn", "llama3")
 
 
 def context_length(section: Section) -> int:
@@ -75,18 +59,16 @@ def rope(section: Section, *, used: bool) -> tuple[float, dict[str, Any] | None]
         if inner.has("factor"):
             raise inner.missing("rope_type", "type")
         kind = "default"
-    if kind not in KINDS:
+    if kind not in ROPE_TYPES:
         raise InvalidValue(
             f"config.json: {inner.name_of('rope_type', 'type')} must be one of"
-            f" {', '.join(KINDS)}, got {kind!r}"
+            f" {', '.join(ROPE_TYPES)}, got {kind!r}"
         )
     if kind in ("default", "mrope", "proportional"):
         return theta, _partial(section, inner, {})
-    scaling: dict[str, Any] = {
-        "rope_type": {"deepseek_yarn": "yarn", "su": "longrope"}.get(kind, kind)
-    }
+    scaling: dict[str, Any] = {"rope_type": OLD_ROPE_TYPES.get(kind, kind)}
     factor = inner.number("factor")
-    if factor is None and kind in _NEEDS_FACTOR:
+    if factor is None and kind in SCALED_BY_FACTOR:
         raise inner.missing("factor")
     if factor is not None:
         if factor <= 0:

@@ -78,7 +78,7 @@ def _unchanged(model: Model, file: Path) -> dict[str, Any]:
 
 def _common(model: Model) -> dict[str, Any]:
     scaling = dict(model.rope_scaling or {})
-    if scaling.get("rope_type") == "longrope":
+    if model.rope_type == "longrope":
         raise InvalidValue(
             f"the factors of longrope are not among the facts of model={model.name}:"
             " give model=hf model.path=FOLDER with its config.json"
@@ -151,10 +151,9 @@ def _gpt_oss(model: Model) -> dict[str, Any]:
         "num_local_experts": moe.num_experts,
         "num_experts_per_tok": moe.num_experts_per_tok,
     }
-    scaling = model.rope_scaling or {}
-    if scaling.get("rope_type") == "yarn":
+    if model.rope_type == "yarn":
         stated = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
-        facts["rope_scaling"] = {**stated, **scaling}
+        facts["rope_scaling"] = {**stated, **model.rope_scaling}
     if moe.format is not None:
         facts["quantization_config"] = {
             "quant_method": moe.format,

@@ -223,17 +223,12 @@ def _latent_attention_bytes(
     if v2_runner and _is_compiled(deployment):
         elements += model.hidden_size
     else:
-        rotated = mla.qk_rope_head_dim if _is_yarn(model) else 0
+        rotated = mla.qk_rope_head_dim if model.rope_type == "yarn" else 0
         elements += 2 * model.hidden_size + latents + rotated
     if v2_runner and shape.pp_rank > 0:
         elements -= model.hidden_size
     size = deployment.dtype.itemsize_bytes * deployment.max_num_batched_tokens * elements
     return size + _kept_experts_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
-
-
-def _is_yarn(model: Model) -> bool:
-    scaling = model.rope_scaling or {}
-    return scaling.get("rope_type", scaling.get("type")) == "yarn"
 
 
 def _hidden_elements(deployment: Deployment) -> int:

@@ -117,9 +117,8 @@ def check_block_size(knobs: Knobs) -> None:
 def derived_max_model_len(model: Model) -> int:
     """The longest context that the model's config states, rope scaling included."""
     length = model.max_position_embeddings
-    scaling = model.rope_scaling or {}
-    kind = scaling.get("rope_type", scaling.get("type"))
-    unscaled = kind in (None, "default", "su", "longrope", "llama3")
+    scaling, kind = model.rope_scaling or {}, model.rope_type
+    unscaled = kind in (None, "default", "longrope", "llama3")
     if unscaled or model.model_type.startswith("gemma3"):
         return length
     if kind == "yarn":
@@ -134,9 +133,8 @@ def max_model_len(knobs: Knobs) -> int:
         InvalidValue: the request is longer than the model allows.
     """
     longest = derived_max_model_len(knobs.model)
-    scaling = knobs.model.rope_scaling or {}
-    if knobs.max_model_len is None and scaling.get("rope_type") == "longrope":
-        return int(scaling.get("original_max_position_embeddings", longest))
+    if knobs.max_model_len is None and knobs.model.rope_type == "longrope":
+        return int(knobs.model.rope_scaling.get("original_max_position_embeddings", longest))
     if knobs.max_model_len in (None, AUTO_FIT):
         return longest
     assert knobs.max_model_len is not None

@@ -289,20 +289,19 @@ def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, 
     """
     model, size = deployment.model, weights.rotary_size(deployment.model)
     scaling = model.rope_scaling or {}
-    rope_type = scaling.get("rope_type")
     rows = model.max_position_embeddings
-    if rope_type == "linear" and kind != "sliding_attention":
+    if model.rope_type == "linear" and kind != "sliding_attention":
         rows = int(rows * float(scaling["factor"]))
-    elif rope_type == "yarn":
+    elif model.rope_type == "yarn":
         rows = int(_original(deployment) * float(scaling["factor"]))
     half_bytes = rows * (size // 2) * 4
     angles = [allocator.allocate(half_bytes) for _ in ("freqs", "cos", "sin")]
     table = allocator.allocate(2 * half_bytes)
     for block in angles:
         allocator.free(block)
-    if rope_type != "yarn" or model.mla is not None:
+    if model.rope_type != "yarn" or model.mla is not None:
         allocator.allocate(rows * size * deployment.dtype.itemsize_bytes)
-    if rope_type != "yarn":
+    if model.rope_type != "yarn":
         allocator.free(table)
 
 
