@@ -1,0 +1,110 @@
+"""The peak of one phase of a profile run, and what its rules have in common."""
+
+from dataclasses import dataclass, replace
+
+from kvexp.contract import MIB, Deployment
+from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
+
+HOPPER_WORKSPACE_BYTES = 32 * MIB
+WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
+
+UNSPLIT_BYTES = 2 * MIB
+"""What the rests of blocks that the allocator does not split may add to a peak."""
+
+V1_FITTED = ((0, 6), (0, 26))
+"""First and last release that the V0 and V1 runners' rules were fitted to."""
+
+PRINTED_BYTES = int(0.0075 * 2**30)
+"""Rounding of a log's two digits, with half as much again for what stands between."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The peak of one rank, its interval and the phase that reaches it."""
+
+    size_bytes: int
+    low_bytes: int
+    high_bytes: int
+    phase: str
+    source: str
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the rule gave the engine's own bytes, but for what the allocator rounds up."""
+        return self.low_bytes == self.size_bytes >= self.high_bytes - UNSPLIT_BYTES
+
+    def with_held(self, held_bytes: int) -> "Peak":
+        """The same phase while `held_bytes` of images are alive; a tenth of them is uncertain."""
+        doubt = held_bytes // 10
+        return replace(
+            self,
+            size_bytes=self.size_bytes + held_bytes,
+            low_bytes=self.low_bytes + held_bytes - doubt,
+            high_bytes=self.high_bytes + held_bytes + doubt,
+        )
+
+
+def around(
+    phase: str,
+    size_bytes: int,
+    source: str,
+    *,
+    spread: float = 0.0,
+    more_bytes: int = 0,
+    above_bytes: int = 0,
+) -> Peak:
+    """A peak with its interval: a share of it and `more_bytes` either way, `above_bytes` above."""
+    error = int(size_bytes * spread) + more_bytes
+    return Peak(
+        size_bytes=size_bytes,
+        low_bytes=max(0, size_bytes - error),
+        high_bytes=size_bytes + error + above_bytes,
+        phase=phase,
+        source=source,
+    )
+
+
+def fitted_to(deployment: Deployment, *, v2_runner: bool) -> str:
+    """What a phase's rule was fitted to, and whether this version lies outside."""
+    release = release_of(deployment.engine_version)
+    if v2_runner:
+        beyond = "" if release == MEASURED else f", not to {deployment.engine_version}"
+        return f"fitted to vLLM 0.26 on H200{beyond}"
+    beyond = "" if V1_FITTED[0] <= release <= V1_FITTED[1] else " and none of this version"
+    return f"fitted to start-up logs of 0.6 to 0.19 and to 0.26 on H200{beyond}"
+
+
+def sampled_rows(deployment: Deployment) -> int:
+    """Rows of logits in a profile run."""
+    return min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
+
+
+def workspace_bytes(deployment: Deployment) -> int:
+    """cuBLAS's workspace by the card's compute capability, as torch asks for it."""
+    capability = deployment.gpu.compute_capability or "9.0"
+    return HOPPER_WORKSPACE_BYTES if capability[:2] in ("9.", "10") else WORKSPACE_BYTES
+
+
+def is_compiled(deployment: Deployment) -> bool:
+    """Whether torch.compile fuses the forward."""
+    return not deployment.enforce_eager and not is_v0(deployment.engine_version)
+
+
+def kept_experts_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """The fused experts' two workspaces, which outlive the forward; mxfp4 kernels keep none."""
+    model, moe = deployment.model, deployment.model.moe
+    if moe is None or moe.format is not None or not rules.keeps_experts_workspace:
+        return 0
+    width, hidden = moe.moe_intermediate_size // deployment.tp, model.hidden_size
+    rows = deployment.max_num_batched_tokens * moe.num_experts_per_tok
+    elements = rows * (max(width, hidden) + max(2 * width, hidden))
+    return deployment.dtype.itemsize_bytes * elements
+
+
+def index_buffers(rows: int) -> int:
+    """Three int32 arrays of the rows and one of row starts, each in whole 512 bytes."""
+    return 3 * _round(4 * rows) + _round(4 * (rows + 1))
+
+
+def _round(size_bytes: int) -> int:
+    return -(-size_bytes // 512) * 512

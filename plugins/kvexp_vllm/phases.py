@@ -1,0 +1,257 @@
+"""The phases of a profile run that read tokens: forward, logits or sampler, and drafts.
+
+T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermediate size of a rank,
+V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
+
+    forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I)
+    attention    = e T (latents, queries, outputs, 2 H) + the chunked prefill's workspace + W, with
+                   the workspace that earlier layers' experts keep              (MLA alone)
+    V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
+                   sampler's block maxima
+    V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
+                   0.16) and e + 12 with the Triton kernel (from 0.17), which keeps 4 V bytes a
+                   multiprocessor; 16 V S more where drafts are rejected (from 0.12)
+    draft        = its own forward, and its logits on the V2 runner, while the model's hidden
+                   states are alive: 1 H a token, 5 for EAGLE3 (three of inner layers, one combined)
+
+k = 3 for a plain decoder block, one more where q and k are changed after their projection (a bias
+or norms of heads), one more with norms behind attention and MLP. Fitted to vLLM 0.26.0 on one and
+two H200 and, for the V0 and V1 runners of other versions, to public start-up logs.
+"""
+
+from dataclasses import replace
+
+from kvexp.contract import MIB, Deployment, Model, Quantization, RankShape, weights
+from kvexp_vllm.peaks import (
+    PRINTED_BYTES,
+    UNSPLIT_BYTES,
+    Peak,
+    around,
+    fitted_to,
+    index_buffers,
+    is_compiled,
+    kept_experts_bytes,
+    sampled_rows,
+    workspace_bytes,
+)
+from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
+
+COMPILE_INDEX_BYTES = 5  # a token, with torch.compile (llama3-8b, qwen3-8b)
+COMPILE_EXTRA_NORMS_BYTES = 29892608  # where norms stand behind attention and MLP (gemma3-12b)
+
+DRAFT_SPREAD = 0.02
+HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
+"""Of a token, alive beside a draft's forward, where it is not the model's last one alone."""
+
+V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
+SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
+
+SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
+MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
+
+MEASURED_FORWARDS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")
+"""Types whose dense forward was measured, without torch.compile."""
+
+COMPILED_FORWARDS = ("llama", "qwen3", "gemma3_text")
+"""And with it."""
+
+
+def of_tokens(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> list[Peak]:
+    """The peaks of one rank's phases: those after the forward are the last stage's."""
+    found = [_forward(deployment, shape, rules, v2_runner=v2_runner)]
+    if shape.pp_rank == deployment.pp - 1:
+        found += _of_drafts(deployment, shape, rules, v2_runner=v2_runner)
+        last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
+        found.append(last)
+    return found
+
+
+def _forward(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> Peak:
+    model, item = deployment.model, deployment.dtype.itemsize_bytes
+    tokens = deployment.max_num_batched_tokens
+    compiled = is_compiled(deployment)
+    hidden = _hidden_elements(deployment)
+    if deployment.quantization is Quantization.fp8:
+        hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
+    if compiled and not v2_runner:
+        hidden = max(hidden, 4 * model.hidden_size)
+    if v2_runner and shape.pp_rank > 0:
+        hidden -= model.hidden_size  # what the stage before hands on is in a buffer that is there
+    if not v2_runner and deployment.pp > 1:
+        hidden += 2 * model.hidden_size  # hidden states and residual between the stages
+    size = item * tokens * (_mlp_width(deployment) + hidden)
+    if compiled and v2_runner and model.mla is None:
+        size += _compiled_bytes(deployment)
+    if model.mla is not None:
+        size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
+    size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
+    size += index_buffers(sampled_rows(deployment))
+    source = fitted_to(deployment, v2_runner=v2_runner)
+    spread = _forward_spread(deployment, v2_runner=v2_runner)
+    return around("forward", size, source, spread=spread)
+
+
+def _compiled_bytes(deployment: Deployment) -> int:
+    """What torch.compile's graphs have alive beside the eager forward, on the V2 runner.
+
+    One more tensor of the MLP's width for a plain block (llama3-8b); two, and one more of hidden
+    states, where q and k are normed (qwen3-8b); four with norms behind attention and MLP
+    (gemma3-12b). Five or two tensors of a head's size stand beside them.
+    """
+    model, known = deployment.model, weights.architecture_of(deployment.model)
+    tokens, item = deployment.max_num_batched_tokens, deployment.dtype.itemsize_bytes
+    width = model.intermediate_size // deployment.tp
+    if known.norms == 4:
+        return item * tokens * 4 * width + COMPILE_EXTRA_NORMS_BYTES
+    if known.qk_norm or model.qk_norm:
+        elements = 2 * width + model.hidden_size + 2 * model.head_size
+    else:
+        elements = width + 5 * model.head_size
+    return item * tokens * elements + COMPILE_INDEX_BYTES * tokens
+
+
+def _latent_attention_bytes(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> int:
+    """Latent attention in a layer behind one with experts, whose workspace is still held.
+
+    Queries and outputs of all heads, the hidden states and their residual, what is projected down,
+    and its normed copies, which torch.compile fuses away. The profile adds the largest context that
+    a chunk of a prefill reads.
+    """
+    model, mla = deployment.model, deployment.model.mla
+    assert mla is not None
+    heads = model.num_attention_heads // deployment.tp
+    queries = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    latents = (mla.q_lora_rank or 0) + mla.kv_lora_rank
+    elements = queries + heads * mla.v_head_dim + latents + mla.qk_rope_head_dim
+    if v2_runner and is_compiled(deployment):
+        elements += model.hidden_size
+    else:
+        rotated = mla.qk_rope_head_dim if model.rope_type == "yarn" else 0
+        elements += 2 * model.hidden_size + latents + rotated
+    if v2_runner and shape.pp_rank > 0:
+        elements -= model.hidden_size
+    size = deployment.dtype.itemsize_bytes * deployment.max_num_batched_tokens * elements
+    return size + kept_experts_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
+
+
+def _hidden_elements(deployment: Deployment) -> int:
+    """Elements a token outside the MLP that are alive at its peak: k H."""
+    model = deployment.model
+    known = weights.architecture_of(model)
+    changed = bool(known.qk_norm or model.qk_norm or model.attention_bias)
+    return (3 + changed + (known.norms == 4)) * model.hidden_size
+
+
+def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
+    model = deployment.model
+    measured = model.moe is None and model.model_type in MEASURED_FORWARDS
+    if v2_runner and release_of(deployment.engine_version) == MEASURED:
+        if measured and (deployment.enforce_eager or model.model_type in COMPILED_FORWARDS):
+            return 0.0
+        if model.mla is not None and model.moe is not None:
+            return 0.0
+        return 0.05
+    return 0.05 if measured else 0.15
+
+
+def _mlp_width(deployment: Deployment) -> int:
+    """Elements a token of the widest MLP: gate, up and their product, or the experts' workspace."""
+    model, tp = deployment.model, deployment.tp
+    if model.moe is None:
+        return 3 * (model.intermediate_size // tp)
+    moe, width = model.moe, model.moe.moe_intermediate_size // tp
+    rows = moe.num_experts_per_tok
+    workspace = rows * max(2 * width, model.hidden_size) + rows * width
+    return workspace + 3 * (moe.shared_intermediate_size // tp)
+
+
+def _mla_workspace_bytes(deployment: Deployment) -> int:
+    mla = deployment.model.mla
+    if mla is None or is_v0(deployment.engine_version):
+        return 0
+    heads = deployment.model.num_attention_heads // deployment.tp
+    elements = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+    return MLA_WORKSPACE_TOKENS * elements * deployment.dtype.itemsize_bytes
+
+
+def _logits(deployment: Deployment, rules: VersionRules) -> Peak:
+    """The V2 runner's logits and plain sampler."""
+    model, rows, n = deployment.model, sampled_rows(deployment), deployment.tp
+    item = deployment.dtype.itemsize_bytes
+    vocab = weights.padded_vocab_size(model)
+    size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
+    size += workspace_bytes(deployment) + kept_experts_bytes(deployment, rules)
+    size += _gathered_bytes(deployment, vocab)
+    if n == 1:
+        maxima = -(-vocab // SAMPLER_BLOCK) * (8 + 4) * rows  # an index and a value each
+        size += maxima + 28 * rows + index_buffers(rows)
+    known = n <= 2 and release_of(deployment.engine_version) == MEASURED
+    source = fitted_to(deployment, v2_runner=True)
+    spread = 0.0 if known else 0.02
+    return around("logits", size, source, spread=spread, above_bytes=UNSPLIT_BYTES)
+
+
+def _gathered_bytes(deployment: Deployment, vocab: int) -> int:
+    """Logits of all rows: whole, or gathered, transposed and the local share."""
+    logits, n = deployment.dtype.itemsize_bytes * vocab * sampled_rows(deployment), deployment.tp
+    return logits if n == 1 else 2 * logits + logits // n
+
+
+def _of_drafts(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> list[Peak]:
+    """The drafting model's phases, the model's own hidden states being alive."""
+    drafts, draft = deployment.speculation, deployment.draft
+    if drafts is None or draft is None:
+        return []
+    alone = replace(deployment, model=draft, speculation=None)
+    own = _forward(alone, shape, rules, v2_runner=v2_runner)
+    held = HIDDEN_STATES.get(drafts.method, 1)
+    item, rows = deployment.dtype.itemsize_bytes, sampled_rows(deployment)
+    tokens, width = deployment.max_num_batched_tokens, deployment.model.hidden_size
+    alive = item * tokens * width * held + 16 * rows
+    source = fitted_to(deployment, v2_runner=v2_runner)
+    phases = [around("draft", own.size_bytes + alive, source, spread=DRAFT_SPREAD)]
+    if v2_runner:
+        logits = _draft_logits_bytes(deployment, draft)
+        logits += item * width * (tokens + rows) + workspace_bytes(deployment)
+        logits += index_buffers(rows)
+        phases.append(around("draft_logits", alive + logits, source, spread=DRAFT_SPREAD))
+    return phases
+
+
+def _draft_logits_bytes(deployment: Deployment, draft: Model) -> int:
+    """Logits of the draft's vocabulary, then spread over the model's by their ids."""
+    vocab = draft.draft_vocab_size or draft.vocab_size
+    gathered = _gathered_bytes(deployment, vocab)
+    if draft.draft_vocab_size is None:
+        return gathered
+    both = deployment.dtype.itemsize_bytes * sampled_rows(deployment) * (vocab + draft.vocab_size)
+    return max(gathered, both + 2 * 8 * vocab)
+
+
+def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> Peak:
+    """The sampler with top-k and top-p of the V0 and V1 runners."""
+    model, rows = deployment.model, sampled_rows(deployment)
+    item = deployment.dtype.itemsize_bytes
+    vocab = weights.padded_vocab_size(model)
+    rejected = rules.rejection_bytes if deployment.speculation is not None else 0
+    size = (item + rules.sampler_bytes + rejected) * vocab * rows
+    if rules.sampler_keeps_rows:
+        size += 4 * vocab * min(deployment.gpu.num_sms or 132, rows)
+    size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
+    if shape.pp_rank > 0:
+        size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
+    size += SAMPLER_ARGUMENT_BYTES * rows
+    experts = kept_experts_bytes(deployment, rules)
+    size += experts + workspace_bytes(deployment)
+    doubt = PRINTED_BYTES + experts // 20
+    if model.moe is not None and model.moe.format is not None:
+        doubt += 16 * MIB
+    return around("sampler", size, fitted_to(deployment, v2_runner=False), more_bytes=doubt)
