@@ -82,7 +82,8 @@ def communicators(deployment: Deployment) -> Estimate:
 def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
 
-    base + layers x (so much a layer), all of it for sizes up to 512; smaller sets keep a floor.
+    base + layers x (so much a layer) + what experts and their format take, all of it for sizes up
+    to 512; smaller sets keep a floor.
     """
     data = _terms()["graphs"]
     rules = [rule for rule in data["rules"] if rule["kind"] == kind]
@@ -91,8 +92,11 @@ def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     rule = _latest(rules, deployment) or rules[0]
     layers = deployment.model.num_hidden_layers / deployment.pp
     size = rule["base_mib"] + rule["layer_mib"] * layers
-    experts = rule.get("experts_mib", 0) if deployment.model.moe is not None else 0
-    size = (size + experts) * _share_of_sizes(capture_sizes(deployment), data["floor"])
+    moe = deployment.model.moe
+    if moe is not None:
+        size += rule.get("experts_mib", 0)
+        size += rule.get("mxfp4_mib", 0) if moe.format == "mxfp4" else 0
+    size *= _share_of_sizes(capture_sizes(deployment), data["floor"])
     spread = rule["spread"]
     return Estimate(
         low_bytes=int(max(0.0, size * (1 - spread)) * MIB),
