@@ -73,7 +73,8 @@ class Model:
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
     layers read the cache of earlier ones, with `use_double_wide_mlp` their MLP has twice the width.
-    `qk_norm` (head, heads or full) is for types where a config decides.
+    `qk_norm` (head, heads or full) is for types where a config decides, `final_logit_softcapping`
+    bounds the logits.
     `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
     `target_hidden_size` are of a checkpoint that drafts for another model (EAGLE).
     `tower_parameters` counts what stands beside the decoder: vision and audio encoders,
@@ -104,6 +105,7 @@ class Model:
     quantization_config: QuantizationConfig | None = None
     attention_bias: bool = False
     qk_norm: str | None = None
+    final_logit_softcapping: float | None = None
     rope_theta: float = 10000.0
     rope_scaling: Any = None
     layer_types: list[str] | None = None
@@ -171,6 +173,11 @@ class Model:
             raise InvalidValue(
                 "model.audio_tower_parameters must be at least 0 and at most tower_parameters"
                 f" ({self.tower_parameters}), got {self.audio_tower_parameters}"
+            )
+        if self.final_logit_softcapping is not None and self.final_logit_softcapping <= 0:
+            raise InvalidValue(
+                "model.final_logit_softcapping must be above 0 or null,"
+                f" got {self.final_logit_softcapping}"
             )
         self._check_layer_types()
         self._check_rope_scaling()

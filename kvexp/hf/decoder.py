@@ -177,6 +177,7 @@ def decoder_facts(
         "torch_dtype": checkpoint_dtype(section),
         "tie_word_embeddings": _tied(section, model_type),
         "attention_bias": _bias(section, model_type),
+        "final_logit_softcapping": section.number("final_logit_softcapping"),
         "layer_types": _shortest(layer_types),
         "num_kv_shared_layers": section.integer("num_kv_shared_layers", least=0) or 0,
         "cross_attention": section.has("decoder_layers"),

@@ -65,6 +65,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 8192,
         "sliding_window": 4096,
+        "final_logit_softcapping": 30.0,
     },
     "gemma3_text": _GEMMA3,
     "gemma3n_text": {
@@ -77,6 +78,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 256,
         "max_position_embeddings": 32768,
         "sliding_window": 512,
+        "final_logit_softcapping": 30.0,
         "num_kv_shared_layers": 15,
         "vocab_size_per_layer_input": 262144,
         "hidden_size_per_layer_input": 256,

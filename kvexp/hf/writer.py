@@ -122,7 +122,11 @@ def _qwen(model: Model) -> dict[str, Any]:
 
 
 def _gemma(model: Model) -> dict[str, Any]:
-    return {**_layer_types(model), "query_pre_attn_scalar": model.head_size}
+    return {
+        **_layer_types(model),
+        "query_pre_attn_scalar": model.head_size,
+        "final_logit_softcapping": model.final_logit_softcapping,
+    }
 
 
 def _moe(model: Model) -> Moe:

@@ -81,6 +81,8 @@ def cached(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> i
     # with tp the logits of all ranks and their copy in order; three cases
     gathered = 2 * deployment.dtype.itemsize_bytes * entries if deployment.tp > 1 else 0
     if v2_runner:
-        return int(CACHED_SHARE * 4 * entries) + gathered + SLACK_BYTES
+        capped = deployment.model.final_logit_softcapping is not None
+        copy = deployment.dtype.itemsize_bytes * entries if capped else 0
+        return int(CACHED_SHARE * 4 * entries) + copy + gathered + SLACK_BYTES
     sampled = (deployment.dtype.itemsize_bytes + rules.sampler_bytes) * entries
     return sampled + gathered + SLACK_BYTES

@@ -4,10 +4,11 @@ T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermedia
 V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
 
     forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I)
+    embedding    = e H V / n + 2 e H T, with torch.compile on the V2 runner
     attention    = e T (latents, queries, outputs, 2 H) + the chunked prefill's workspace + W, with
                    the workspace that earlier layers' experts keep              (MLA alone)
     V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
-                   sampler's block maxima
+                   sampler's block maxima; soft-capping has them twice instead
     V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
                    0.16) and e + 12 with the Triton kernel (from 0.17), which keeps 4 V bytes a
                    multiprocessor; 16 V S more where drafts are rejected (from 0.12)
@@ -36,8 +37,7 @@ from kvexp_vllm.peaks import (
 )
 from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
-COMPILE_INDEX_BYTES = 5  # a token, with torch.compile (llama3-8b, qwen3-8b)
-COMPILE_EXTRA_NORMS_BYTES = 29892608  # where norms stand behind attention and MLP (gemma3-12b)
+COMPILED_INDEX_BYTES = 5  # a token, with torch.compile
 
 DRAFT_SPREAD = 0.02
 HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
@@ -50,10 +50,7 @@ SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler re
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
 MEASURED_FORWARDS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")
-"""Types whose dense forward was measured, without torch.compile."""
-
-COMPILED_FORWARDS = ("llama", "qwen3", "gemma3_text")
-"""And with it."""
+"""Types whose dense forward was measured."""
 
 
 def of_tokens(
@@ -61,6 +58,8 @@ def of_tokens(
 ) -> list[Peak]:
     """The peaks of one rank's phases: those after the forward are the last stage's."""
     found = [_forward(deployment, shape, rules, v2_runner=v2_runner)]
+    if shape.pp_rank == 0 and v2_runner and is_compiled(deployment):
+        found.append(_embedding(deployment))
     if shape.pp_rank == deployment.pp - 1:
         found += _of_drafts(deployment, shape, rules, v2_runner=v2_runner)
         last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
@@ -84,34 +83,41 @@ def _forward(
     if not v2_runner and deployment.pp > 1:
         hidden += 2 * model.hidden_size  # hidden states and residual between the stages
     size = item * tokens * (_mlp_width(deployment) + hidden)
-    if compiled and v2_runner and model.mla is None:
-        size += _compiled_bytes(deployment)
     if model.mla is not None:
         size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
     size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
     size += index_buffers(sampled_rows(deployment))
     source = fitted_to(deployment, v2_runner=v2_runner)
     spread = _forward_spread(deployment, v2_runner=v2_runner)
-    return around("forward", size, source, spread=spread)
+    fused = compiled and v2_runner and model.mla is None
+    above = item * tokens * model.hidden_size if fused else 0  # phi4 has 3/4 of it
+    return around("forward", size, source, spread=spread, above_bytes=above)
 
 
-def _compiled_bytes(deployment: Deployment) -> int:
-    """What torch.compile's graphs have alive beside the eager forward, on the V2 runner.
+def _embedding(deployment: Deployment) -> Peak:
+    """The first compiled piece on the V2 runner: a copy of the embedding's table is alive in it.
 
-    One more tensor of the MLP's width for a plain block (llama3-8b); two, and one more of hidden
-    states, where q and k are normed (qwen3-8b); four with norms behind attention and MLP
-    (gemma3-12b). Five or two tensors of a head's size stand beside them.
+    Two tensors of hidden states stand beside it, whatever the layers and their MLP: to the byte for
+    llama3-8b, qwen3-8b and gemma3-12b, within 2 KiB for four others.
     """
-    model, known = deployment.model, weights.architecture_of(deployment.model)
-    tokens, item = deployment.max_num_batched_tokens, deployment.dtype.itemsize_bytes
-    width = model.intermediate_size // deployment.tp
-    if known.norms == 4:
-        return item * tokens * 4 * width + COMPILE_EXTRA_NORMS_BYTES
-    if known.qk_norm or model.qk_norm:
-        elements = 2 * width + model.hidden_size + 2 * model.head_size
-    else:
-        elements = width + 5 * model.head_size
-    return item * tokens * elements + COMPILE_INDEX_BYTES * tokens
+    model, tokens = deployment.model, deployment.max_num_batched_tokens
+    item = deployment.dtype.itemsize_bytes
+    table = item * model.hidden_size * weights.padded_vocab_size(model) // deployment.tp
+    size = _segment(table) + 2 * item * model.hidden_size * tokens + COMPILED_INDEX_BYTES * tokens
+    size += index_buffers(sampled_rows(deployment))
+    known = release_of(deployment.engine_version) == MEASURED
+    return around(
+        "embedding",
+        size,
+        fitted_to(deployment, v2_runner=True),
+        spread=0.0 if known else 0.05,
+    )
+
+
+def _segment(size_bytes: int) -> int:
+    """A block in a new segment of whole 2 MiB: a rest of at most 1 MiB is not split off."""
+    rest = -size_bytes % (2 * MIB)
+    return size_bytes + (rest if rest <= MIB else 0)
 
 
 def _latent_attention_bytes(
@@ -152,11 +158,7 @@ def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
     model = deployment.model
     measured = model.moe is None and model.model_type in MEASURED_FORWARDS
     if v2_runner and release_of(deployment.engine_version) == MEASURED:
-        if measured and (deployment.enforce_eager or model.model_type in COMPILED_FORWARDS):
-            return 0.0
-        if model.mla is not None and model.moe is not None:
-            return 0.0
-        return 0.05
+        return 0.0 if measured or (model.mla is not None and model.moe is not None) else 0.05
     return 0.05 if measured else 0.15
 
 
@@ -188,7 +190,9 @@ def _logits(deployment: Deployment, rules: VersionRules) -> Peak:
     size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
     size += workspace_bytes(deployment) + kept_experts_bytes(deployment, rules)
     size += _gathered_bytes(deployment, vocab)
-    if n == 1:
+    if model.final_logit_softcapping is not None:
+        size = max(size, size + (2 * item * vocab * rows - _gathered_bytes(deployment, vocab)))
+    elif n == 1:
         maxima = -(-vocab // SAMPLER_BLOCK) * (8 + 4) * rows  # an index and a value each
         size += maxima + 28 * rows + index_buffers(rows)
     known = n <= 2 and release_of(deployment.engine_version) == MEASURED
