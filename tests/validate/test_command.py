@@ -102,6 +102,24 @@ def test_a_text_that_is_no_log_is_one_line_and_the_rest_is_answered(few, capsys)
     assert error.count("\n") == 1
 
 
+def test_a_file_without_records_is_one_line_and_an_empty_list(few, capsys):
+    Path("empty.jsonl").write_text("\n")
+
+    assert command.run(["empty.jsonl", "--json", "out.json"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("no record in empty.jsonl\n", "")
+    assert json.loads(Path("out.json").read_text())["cases"] == []
+
+
+def test_a_text_that_is_no_log_is_its_error_alone(few, capsys):
+    Path("other.txt").write_text("hello\n")
+
+    assert command.run(["--log", "other.txt", "--json", "out.json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert json.loads(Path("out.json").read_text())["cases"] == []
+
+
 def test_a_broken_record_is_one_line_and_the_rest_is_answered(few, capsys):
     with Path(few).open("a") as stream:
         stream.write('{"id": "bad", "engine": "vllm", "tp": "two"}\n')
