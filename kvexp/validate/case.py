@@ -20,6 +20,8 @@ LARGEST = 1 << 53
 _FREE = ("free_gib", "init_free_gib")
 """Keys of `extra` that are inputs: what was free is no output of the engine."""
 
+_MORE_THAN_0 = ("gpu_total_gib", "gpu_memory_utilization")
+
 OUTCOMES = ("ok", "max_len_too_large", "free_memory_too_low", "no_cache_blocks", "oom")
 """How a start ends; a log's `none` is `ok`."""
 
@@ -161,8 +163,9 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
         values[name] = value
     for name, kinds in INPUTS.items():
         values[name] = _value(record, name, kinds)
-    if values["gpu_total_gib"] == 0:
-        raise UnreadableRecord("gpu_total_gib must be more than 0, got 0")
+    for name in _MORE_THAN_0:
+        if values[name] == 0:
+            raise UnreadableRecord(f"{name} must be more than 0, got 0")
     extra = _mapping(record, "extra")
     for name in _FREE:
         values[name] = _value(extra, name, (int, float), inside="extra.")
@@ -184,6 +187,8 @@ def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside
         raise UnreadableRecord(f"{inside}{name} must be {wanted} or null, got {_short(value)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         _check_size(value, f"{inside}{name}")
+        if kinds == (int,) and value < 1:  # every whole number is a count
+            raise UnreadableRecord(f"{inside}{name} must be at least 1, got {value}")
         if value < 0:
             raise UnreadableRecord(f"{inside}{name} must not be negative, got {value}")
     return value

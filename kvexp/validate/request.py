@@ -214,8 +214,18 @@ class _Draft:
         tokens, seqs = (self.values.get(f"max_num_{each}") for each in ("batched_tokens", "seqs"))
         if tokens and seqs and tokens < seqs and not self.inputs.is_stated("max_num_seqs"):
             del self.values["max_num_seqs"]
-        if self.option != "vllm" or self.inputs.is_stated("block_size"):
-            self.values["block_size"] = self.inputs.block_size
+        self._block_size()
+
+    def _block_size(self) -> None:
+        """What is stated; vLLM's depends on the model's layers, a record's default on nothing."""
+        size = self.inputs.block_size
+        if size is None or self.inputs.is_stated("block_size"):
+            self.values["block_size"] = size
+        elif self.option == "vllm":
+            self.notes.append(f"block_size: {size} as recorded not used, the engine's default")
+        else:
+            self.values["block_size"] = size
+            self.notes.append(f"block_size: {size} as recorded")
 
     def split(self, *, counts_replicas: bool) -> None:
         """Ranks, stages and replicas; all cards are ranks where only their number is known."""
@@ -231,9 +241,7 @@ class _Draft:
 
     def dtypes(self, named: models.Named) -> None:
         """The compute dtype where it is stated, and the cache's."""
-        dtype = _DTYPES.get((self.inputs.weight_dtype or "").lower())
-        if dtype is not None and self.inputs.is_stated("weight_dtype"):
-            self.values["dtype"] = dtype
+        self._compute_dtype()
         text = (self.inputs.kv_cache_dtype or "auto").lower()
         if text in _OWN_CACHE:
             if named.kv_dtype is not None:
@@ -242,6 +250,18 @@ class _Draft:
             self.values["kv_dtype"] = _KV_DTYPES[text]
         else:
             self.notes.append(f"kv_cache_dtype: no rule for {text!r}, auto instead")
+
+    def _compute_dtype(self) -> None:
+        text = self.inputs.weight_dtype
+        if text is None or text.lower() == "auto":
+            return
+        dtype = _DTYPES.get(text.lower())
+        if dtype is None:
+            self.notes.append(f"weight_dtype: no rule for {text!r}, the model's own instead")
+        elif self.inputs.is_stated("weight_dtype"):
+            self.values["dtype"] = dtype
+        else:
+            self.notes.append(f"weight_dtype: {text} as recorded not used, the model's own")
 
     def weights(self, named: models.Named) -> None:
         """The format of the weights: of the model's name, or of the engine's option."""

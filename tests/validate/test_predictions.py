@@ -204,6 +204,29 @@ def test_what_the_log_leaves_open_is_listed():
     assert "gpu: h100's total of the catalogue" in found.assumptions
 
 
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"weight_dtype": "int4"}, "weight_dtype: no rule for 'int4', the model's own instead"),
+        (
+            {"weight_dtype": "float32", "stated": ()},
+            "weight_dtype: float32 as recorded not used, the model's own",
+        ),
+        ({"block_size": 32}, "block_size: 32 as recorded not used, the engine's default"),
+        ({"engine": "lmdeploy", "block_size": 32}, "block_size: 32 as recorded"),
+    ],
+)
+def test_a_recorded_default_is_used_or_passed_over_in_so_many_words(changes, note):
+    assert note in predict(replace(LLAMA, **changes)).assumptions
+
+
+def test_a_stated_dtype_and_block_size_are_asked_for():
+    stated = (*LLAMA.stated, "block_size")
+    run = run_of(replace(LLAMA, weight_dtype="float32", block_size=32, stated=stated))
+
+    assert (run.dtype, run.block_size) == (DType.fp32, 32)
+
+
 def test_a_start_is_predicted_with_all_its_values():
     found = predict(LLAMA)
 
