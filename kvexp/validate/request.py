@@ -1,7 +1,7 @@
 """The inputs of a case as a request: what a user would have asked kvexp for."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ from omegaconf import OmegaConf
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
-from kvexp.request import Gpu, Limits, Lora, Model, Multimodal
+from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.units import parse_bytes
-from kvexp.validate import flags, models, versions
+from kvexp.validate import features, models, versions
 from kvexp.validate.cards import Card, Cards
 from kvexp.validate.case import Inputs
+from kvexp.validate.flags import Flags
 
 ENGINES = {
     "vllm": "vllm",
@@ -48,10 +49,6 @@ _DTYPES = {
     "float32": DType.fp32,
     "float": DType.fp32,
 }
-_LORA = Lora(max_loras=1, max_rank=16)
-"""vLLM's defaults where LoRA is turned on."""
-
-_LIMITS = ("limit_mm", "limit_mm_per_prompt")
 _OWN_CACHE = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
 """A cache of the compute dtype, for all that its size says."""
 
@@ -105,6 +102,11 @@ class Known:
         """The catalogue of cards."""
         return Cards.of(self.folders)
 
+    def draft(self, text: str) -> Model | None:
+        """The model that a text names, without the format of its weights; None for none."""
+        named = self.models.find(text)
+        return None if named is None else self.model(named.option)
+
     def model(self, option: str) -> Model:
         """A model of the catalogue."""
         if option not in self._models:
@@ -142,7 +144,7 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     draft = _Draft(inputs, option, known.model(named.option))
     draft.notes += card.assumptions
     draft.version(card.facts.get("compute_capability"))
-    draft.flags({item.name for item in fields(known.plugins[option])})
+    asked = draft.flags(known)
     draft.knobs()
     draft.split(counts_replicas="dp" in getattr(known.plugins[option], "counts", ()))
     draft.dtypes(named)
@@ -156,7 +158,8 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
         profiler=typed(known.plugins[PROFILER], {}),
         **draft.values,
     )
-    return Request(run=run, engine=option, assumptions=tuple(draft.notes))
+    run, notes = features.with_features(run, option, asked)
+    return Request(run=run, engine=option, assumptions=(*draft.notes, *notes))
 
 
 def typed(cls: type, values: Mapping[str, Any]) -> Any:
@@ -188,18 +191,14 @@ class _Draft:
             self.engine["version"] = version.text
         self.notes += version.assumptions
 
-    def flags(self, options: set[str]) -> None:
-        """Flags that are the engine's own options; others have no part in a request."""
-        for name, value, words in flags.read(self.inputs.other_flags):
-            if name in options:
-                self.engine[name] = flags.as_option(value)
-            elif self.option == "vllm" and flags.is_lora(name, words):
-                self.values["lora"] = _LORA
-                self.notes.append(f"other_flags: {words!r} as {asdict(_LORA)}")
-            elif self.option == "vllm" and name in _LIMITS and value:
-                self.values["mm"] = Multimodal(limits=typed(Limits, flags.as_limits(value)))
-            else:
-                self.notes.append(f"other_flags: no rule for {words!r}")
+    def flags(self, known: Known) -> features.Asked:
+        """Flags that are the engine's own options, and the features that others ask for."""
+        given = Flags(self.inputs.other_flags)
+        values, notes = features.options(given, known.plugins[self.option])
+        self.engine |= values
+        asked = features.asked(given, known.draft)
+        self.notes += [*notes, *features.without_rule(given.left)]
+        return asked
 
     def knobs(self) -> None:
         """What is asked for by the same name, or by another."""
