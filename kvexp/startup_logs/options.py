@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -16,8 +17,9 @@ _UNITS = {
     **{unit: 1000**power for power, unit in enumerate("kmgt", start=1)},
     **{unit: 1024**power for power, unit in enumerate("KMGT", start=1)},
 }
-_SHELL = re.compile(r"[|&;]+|\d?>+\S*|<\S*")
+_SHELL = re.compile(r"[|&;]+|\d?>+\S*|<\S*|#.*", re.DOTALL)
 _FLAG = re.compile(r"-{1,2}([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+_SERVED = re.compile(r"[\w~./][\w./:@+~-]*")
 _DEEPEST = 8  # levels of a value
 
 
@@ -65,7 +67,7 @@ def value_of(text: str, depth: int = _DEEPEST) -> Any:
     JSON and Python's literals are read, calls (`Config(a=1)`) as mappings of their arguments.
     """
     text = text.strip()
-    for read in (_json, ast.literal_eval):
+    for read in (_json, _literal):
         try:
             return _as_json(read(text))
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -74,6 +76,12 @@ def value_of(text: str, depth: int = _DEEPEST) -> Any:
     if call is None or not depth:
         return text
     return items(call[1] if call[1] is not None else call[2], depth - 1)
+
+
+def _literal(text: str) -> Any:
+    with warnings.catch_warnings():  # of escapes and numbers that Python will not take for long
+        warnings.simplefilter("ignore")
+        return ast.literal_eval(text)
 
 
 def _json(text: str) -> Any:
@@ -100,24 +108,47 @@ def written(value: Any) -> str:
     return str(value) if isinstance(value, bool | int | float) else json.dumps(value)
 
 
+def served(text: str) -> str | None:
+    """What stands alone before the flags of a command line: the model that it serves."""
+    before: list[str] = []
+    for word in _split(text):
+        if _SHELL.fullmatch(word) or word.startswith("-"):
+            break
+        before.append(word)
+    return before[0] if len(before) == 1 and _SERVED.fullmatch(before[0]) else None
+
+
 def words(text: str) -> Iterator[tuple[str, Any, str]]:
     """Flags of a command line up to its end: name, value and the flag's own words.
 
-    A flag alone is true, or with `no-` before its name false; several values are a list.
+    A flag alone is true, or with `no-` before its name false; several values are a list, and
+    `--a.b 1 --a.c 2` are one flag.
     """
-    found: list[list[str]] = []
+    nested: dict[str, tuple[dict[str, Any], str]] = {}
+    for flag, values in _flags(text):
+        said = " ".join((flag[0], *values))
+        name, value = named(flag[1], values if flag[2] is None else [flag[2], *values])
+        outer, _, inner = name.partition(".")
+        if inner:
+            held, before = nested.get(outer, ({}, ""))
+            nested[outer] = held | {inner: value}, f"{before} {said}".strip()
+        else:
+            yield name, value, said
+    yield from ((name, value, said) for name, (value, said) in nested.items())
+
+
+def _flags(text: str) -> list[tuple[re.Match[str], list[str]]]:
+    """Flags with the words that follow each."""
+    found: list[tuple[re.Match[str], list[str]]] = []
     for word in _split(text):
+        flag = _FLAG.fullmatch(word)
         if _SHELL.fullmatch(word):
             break
-        if _FLAG.fullmatch(word):
-            found.append([word])
+        if flag is not None:
+            found.append((flag, []))
         elif found:
-            found[-1].append(word)
-    for flag, *values in found:
-        match = _FLAG.fullmatch(flag)
-        assert match is not None
-        given = values if match[2] is None else [match[2], *values]
-        yield (*named(match[1], given), " ".join((flag, *values)))
+            found[-1][1].append(word)
+    return found
 
 
 def named(name: str, given: Sequence[str]) -> tuple[str, Any]:
@@ -131,11 +162,13 @@ def named(name: str, given: Sequence[str]) -> tuple[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """Words as a shell makes them; a text that is cut within quotes at its spaces."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+    """Words as a shell makes them; a text with a quote that stays open at its spaces."""
+    for whole in (text, text.rstrip("\"' ")):
+        try:
+            return shlex.split(whole)
+        except ValueError:
+            continue
+    return text.split()
 
 
 def plain(name: str) -> str:

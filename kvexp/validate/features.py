@@ -7,6 +7,7 @@ from typing import Any, get_args
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from kvexp.dtypes import DType
 from kvexp.errors import InvalidValue
 from kvexp.request import Limits, Lora, Model, Speculative
 from kvexp.schema import Run
@@ -89,12 +90,19 @@ def options(flags: Flags, cls: type) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     notes: list[str] = []
     for flag in flags.take(*kinds):
-        value = human_int(flag.value)
+        value = _member(kinds[flag.name], human_int(flag.value))
         if _fits(cls, flag.name, kinds[flag.name], value):
             values[flag.name] = value
         else:
             notes += without_rule([flag])
     return values, notes
+
+
+def _member(kind: Any, value: Any) -> Any:
+    """A dtype by torch's name where the option is one, anything else unchanged."""
+    if kind is not DType:
+        return value
+    return next((each for each in DType if each.value == value), value)
 
 
 def _fits(cls: type, name: str, kind: Any, value: Any) -> bool:

@@ -1,7 +1,7 @@
 """Flags in the words of whoever kept a log: a command line, assignments, or prose."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ def read(text: str) -> Iterator[Flag]:
             end = len(clause) if command is None else command.start()
             for piece in options.parts(clause[:end], ","):
                 yield from _piece(piece.strip())
-            yield from _merged(options.words(clause[end:].rstrip(", ")))
+            for name, value, words in options.words(clause[end:].rstrip(", ")):
+                yield Flag(name, value, words)
 
 
 def _piece(piece: str) -> Iterator[Flag]:
@@ -78,18 +79,3 @@ def _piece(piece: str) -> Iterator[Flag]:
         yield Flag(*options.named(piece.lstrip("-"), []), piece)
     elif piece:
         yield Flag("", None, piece)
-
-
-def _merged(found: Iterable[tuple[str, Any, str]]) -> Iterator[Flag]:
-    """Flags of a command line, `--a.b 1 --a.c 2` as one."""
-    nested: dict[str, Flag] = {}
-    for name, value, words in found:
-        outer, _, inner = name.partition(".")
-        if not inner:
-            yield Flag(name, value, words)
-            continue
-        before = nested.get(outer, Flag(outer, {}, ""))
-        nested[outer] = Flag(
-            outer, before.value | {inner: value}, f"{before.words} {words}".strip()
-        )
-    yield from nested.values()

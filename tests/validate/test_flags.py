@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvexp.dtypes import DType
 from kvexp.validate.case import Inputs
 from kvexp.validate.flags import read
 from kvexp.validate.predict import predict
@@ -100,6 +101,14 @@ def test_adapters_have_the_room_that_is_stated(flags):
     # for each adapter and layer (inputs + outputs) x rank in bf16: q, o, k and v, gate, up, down
     layer = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
     assert weights - without > 4 * 64 * 2 * 32 * layer
+
+
+def test_a_value_that_python_warns_of_is_read_without_a_word(recwarn):
+    (flag,) = read("chat_template='a\\d' ".strip())
+    list(read("speculative_config={'a': 1if}, lora_path=C:\\dir"))
+
+    assert flag.value == "a\\d"
+    assert list(recwarn) == []
 
 
 def test_adapters_without_a_size_have_vllms():
@@ -200,3 +209,10 @@ def test_an_engine_that_counts_no_adapters_says_so():
     (note,) = notes_of("--enable-lora --max-loras 2 --max-lora-rank 8", engine="sglang")
 
     assert "lora is not counted for engine=sglang" in note
+
+
+def test_a_dtype_is_given_by_its_name_in_torch():
+    request = request_with("mamba_ssm_dtype=bfloat16; max_total_tokens=4096", engine="sglang")
+
+    assert request.run.engine.mamba_ssm_dtype is DType.bf16
+    assert request.run.engine.max_total_tokens == 4096
