@@ -5,7 +5,7 @@ from kvexp.startup_logs.lines import Dialect, Introduction, Line
 LMDEPLOY = Dialect(
     engine="lmdeploy",
     lines=(
-        Line(r"input backend=\w+, backend_config=", resets=True),
+        Line(r"input backend=(?P<backend>\w+), backend_config=", resets=True),
         Line(r"lmdeploy:?\s+v?(?P<engine_version>\d+\.\d+\S*)"),
         Line(r"\[BlockManager\] block_size = {block_mb} MB"),
         Line(r"\[BlockManager\] max_block_count = {num_gpu_blocks}"),
@@ -41,6 +41,7 @@ LMDEPLOY = Dialect(
         Introduction("lmdeploy serve api_server ", is_command=True),
     ),
     flags={
+        "backend": None,
         "num_gpu_blocks": 0,
         "quant_policy": 0,
         "adapters": None,

@@ -1,7 +1,7 @@
 """A log as a record: which engine printed it, what it said last, and which rank governs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -15,12 +15,30 @@ from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
 from kvexp.startup_logs.vllm import VLLM
 
 DIALECTS = (VLLM, SGLANG, TENSORRT_LLM, LMDEPLOY)
+_BY_ENGINE = {dialect.engine: dialect for dialect in DIALECTS}
 
 _OF_THE_MACHINE = ("engine_version", "gpu", "gpu_total_gib")
 """Inputs that the next start in a log has too."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MEMORY = ("available_kv_gib", "weights_gib", "non_torch_gib", "activation_peak_gib")
+
+
+def arguments(engine: str) -> Mapping[str, Sequence[str]]:
+    """Names of an engine's options by the keys of a record that they are."""
+    dialect = _BY_ENGINE.get(engine.lower())
+    return {} if dialect is None else dialect.arguments
+
+
+def full_name(engine: str, option: str) -> str:
+    """The full name of an engine's option that may be a short one."""
+    dialect = _BY_ENGINE.get(engine.lower())
+    return option if dialect is None else dialect.aliases.get(option, option)
+
+
+def as_input(key: str, value: Any) -> Value | bool | None:
+    """An option's value as a record holds it under a key, None where it is none."""
+    return _typed(key, _as_input(key, value))
 
 
 class UnreadableLog(ValueError):
@@ -113,6 +131,8 @@ class _Reading:
         for key, value in values(match):
             if key in INPUTS:
                 self._of_inputs.inputs[key] = value
+            elif key in self.dialect.flags and key not in OUTPUTS:
+                self._of_inputs.flags[key] = value
             else:
                 self._start.figures.setdefault(key, {})[rank[1] if rank else ""] = value
         self._start.outcome = line.outcome or self._start.outcome

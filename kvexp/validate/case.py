@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvexp.startup_logs import INPUTS
+from kvexp.startup_logs import INPUTS, arguments, as_input
 from kvexp.units import GIB
 from kvexp.validate import measured
+from kvexp.validate.flags import Flags
 
 LARGEST = 1 << 53
 """No figure of a record is larger: up to here whole numbers are exact as floats."""
@@ -173,8 +174,20 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
     if not isinstance(explicit, list) or not all(isinstance(each, str) for each in explicit):
         raise UnreadableRecord(f"explicit must be a list of keys, got {_short(explicit)}")
     known = {item.name for item in fields(Inputs)}
-    stated = tuple(each for each in explicit if each in known)
-    return Inputs(**values, stated=stated)
+    among = _among_flags(values)
+    stated = (*(each for each in explicit if each in known), *among)
+    return Inputs(**{**values, **among}, stated=stated)
+
+
+def _among_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that a record has as flags alone."""
+    flags, found = Flags(values["other_flags"], values["engine"]), {}
+    for key, names in arguments(values["engine"]).items():
+        for flag in flags.take(*names) if values[key] is None else ():
+            value = as_input(key, flag.value)
+            if value is not None and not flag.is_prose:
+                found[key] = value
+    return found
 
 
 def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside: str = "") -> Any:

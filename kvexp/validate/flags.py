@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvexp.startup_logs import options
+from kvexp.startup_logs import full_name, options
 
 _COMMAND = re.compile(r"(?:^|\s)(?=--?[A-Za-z][\w.-]*)")
 _NAME = r"-*([A-Za-z][\w.-]*)"
@@ -25,12 +25,18 @@ class Flag:
     value: Any
     words: str
 
+    @property
+    def is_prose(self) -> bool:
+        """Whether it is no flag but words about one."""
+        return not self.name or (isinstance(self.value, str) and " " in self.value)
+
 
 class Flags:
-    """The flags of a record, to be taken out by whoever has a rule for them."""
+    """The flags of an engine in a record, to be taken out by whoever has a rule for them."""
 
-    def __init__(self, text: str | None) -> None:
-        self._found = list(read(text or ""))
+    def __init__(self, text: str | None, engine: str) -> None:
+        found = read(text or "")
+        self._found = [replace(each, name=full_name(engine, each.name)) for each in found]
 
     def take(self, *names: str) -> list[Flag]:
         """The flags of these names, of several of one name the last; nobody else gets them."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvexp.dtypes import DType
-from kvexp.validate.case import Inputs
+from kvexp.validate.case import Inputs, case_of
 from kvexp.validate.flags import read
 from kvexp.validate.predict import predict
 from kvexp.validate.request import Known, request_of
@@ -197,9 +197,11 @@ def test_without_images_no_tower_is_built():
     assert weights[1] == weights[2] < weights[0]
 
 
-@pytest.mark.parametrize("size", ["24G", "25769803776", "24GiB"])
-def test_a_given_cache_is_what_is_left_for_the_cache(size):
-    found = predict(replace(LLAMA, other_flags=f"--kv-cache-memory-bytes {size}"))
+@pytest.mark.parametrize(
+    "flag", ["kv_cache_memory_bytes=24G", "--kv-cache-memory=25769803776", "kv-cache-memory 24GiB"]
+)
+def test_a_given_cache_is_what_is_left_for_the_cache(flag):
+    found = predict(replace(LLAMA, other_flags=flag))
 
     assert found.values["available_kv_bytes"].best == 24 << 30
     assert found.values["num_blocks"].best == (24 << 30) // (16 * 131072)
@@ -209,6 +211,34 @@ def test_an_engine_that_counts_no_adapters_says_so():
     (note,) = notes_of("--enable-lora --max-loras 2 --max-lora-rank 8", engine="sglang")
 
     assert "lora is not counted for engine=sglang" in note
+
+
+RECORD = {"id": "a-case", "engine": "vllm", "model": "Qwen/Qwen3-8B", "tp": 2}
+
+
+def test_inputs_that_stand_among_the_flags_are_inputs():
+    flags = "--max-num-seqs 16 --dtype half -tp 2 --max-model-len 32k --enable-lora; tp 2"
+    inputs = case_of({**RECORD, "other_flags": flags}).inputs
+
+    assert (inputs.max_num_seqs, inputs.weight_dtype, inputs.tp) == (16, "half", 2)
+    assert inputs.max_model_len == 32000
+    assert inputs.is_stated("max_num_seqs", "weight_dtype", "max_model_len")
+    assert not inputs.is_stated("tp")
+    assert notes_of("--max-num-seqs 256 --gpu-memory-utilization 0.9 -tp 1") == []
+
+
+@pytest.mark.parametrize("flags", ["model runner v2", "tp unknown", "--max-num-seqs many"])
+def test_words_about_an_input_are_none(flags):
+    inputs = case_of({"id": "a-case", "engine": "vllm", "other_flags": flags}).inputs
+
+    assert (inputs.model, inputs.tp, inputs.max_num_seqs) == (None, None, None)
+    assert notes_of(flags) == [f"other_flags: no rule for {flags!r}"]
+
+
+def test_a_flag_that_contradicts_the_record_is_named():
+    assert notes_of("--max-num-seqs 8") == [
+        "other_flags: '--max-num-seqs 8', but max_num_seqs is 256"
+    ]
 
 
 def test_a_dtype_is_given_by_its_name_in_torch():

@@ -182,6 +182,7 @@ def test_starts_of_the_other_engines_have_inputs_of_their_own_too():
 
     lmdeploy = LMDEPLOY_17.replace("tp=1", "tp=1, max_batch_size=4")
     assert read_log(lmdeploy, "a-log")["max_num_seqs"] == 4
+    assert read_log(lmdeploy, "a-log")["other_flags"] == "backend=turbomind"
     assert read_log(lmdeploy + LMDEPLOY_17, "a-log")["max_num_seqs"] is None
 
     torch = "$ trtllm-serve acme/m --max_batch_size 4 --kv_cache_dtype fp8\n" + TRT_TORCH
