@@ -13,6 +13,7 @@ VLLM = Dialect(
         Line(r"vLLM API server version v?(?P<engine_version>\d\S*)"),
         Line(r"vLLM Version\s*: v?(?P<engine_version>\d\S*)"),
         Line(r"vllm==(?P<engine_version>\d\S*)"),
+        Line(r"VLLM_USE_V2_MODEL_RUNNER=['\"]?(?P<v2_model_runner>[01])", precedes=True),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
         Line(
             r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}",
@@ -145,6 +146,7 @@ VLLM = Dialect(
         "decode_context_parallel_size": 1,
         "disable_hybrid_kv_cache_manager": False,
         "async_scheduling": None,
+        "v2_model_runner": None,
         "cpu_offload_gb": 0,
         "swap_space": 4,
         "enable_chunked_prefill": None,

@@ -213,6 +213,13 @@ def test_an_engine_that_counts_no_adapters_says_so():
     assert "lora is not counted for engine=sglang" in note
 
 
+@pytest.mark.parametrize(("value", "uses"), [("1", True), ("True", True), ("0", False)])
+def test_the_runner_is_an_option(value, uses):
+    request = request_with(f"v2_model_runner={value}", engine_version="0.26.0")
+
+    assert request.run.engine.v2_model_runner is uses
+
+
 RECORD = {"id": "a-case", "engine": "vllm", "model": "Qwen/Qwen3-8B", "tp": 2}
 
 

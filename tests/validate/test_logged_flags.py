@@ -109,6 +109,13 @@ def test_options_in_a_group_of_options_are_read():
     assert (record["gpu_memory_utilization"], record["other_flags"]) == (0.8, "max_tokens=4096")
 
 
+@pytest.mark.parametrize("value", [0, 1])
+def test_the_variable_that_chooses_the_runner_is_a_flag(value):
+    text = f"$ VLLM_USE_V2_MODEL_RUNNER={value} vllm serve acme/m\n"
+
+    assert read_log(text + CACHE, "a-log")["other_flags"] == f"v2_model_runner={value}"
+
+
 @pytest.mark.parametrize(
     "text",
     [
