@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvexp.dtypes import DType
 from kvexp.errors import InvalidValue
-from kvexp.request import Limits, Lora, Model, Speculative
+from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
 from kvexp.schema import Run
 from kvexp.startup_logs.options import human_int
 from kvexp.units import parse_bytes
@@ -72,8 +72,8 @@ def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
     """The run with what was asked for and the engine has rules for, and notes on the rest."""
     notes = list(found.notes)
     for feature in found.features:
-        changed = feature.apply(run)
         try:
+            changed = feature.apply(run)
             changed.engine.decide(changed, engine)
         except InvalidValue as error:
             if feature.is_certain:
@@ -224,7 +224,7 @@ def _limited(name: str, limit: int) -> Callable[[Run], Run]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
 
 
 def _words(flags: list[Flag]) -> str:
