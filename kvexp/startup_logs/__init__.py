@@ -5,6 +5,6 @@ A record has the keys of a start's inputs at the top, `explicit` with those that
 """
 
 from kvexp.startup_logs.keys import INPUTS
-from kvexp.startup_logs.reading import UnreadableLog, read_log
+from kvexp.startup_logs.reading import UnreadableLog, arguments, as_input, full_name, read_log
 
-__all__ = ["INPUTS", "UnreadableLog", "read_log"]
+__all__ = ["INPUTS", "UnreadableLog", "arguments", "as_input", "full_name", "read_log"]

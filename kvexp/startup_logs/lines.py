@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 _NUMBER = r"-?[\d,]*\.?\d+"
 
@@ -21,13 +22,14 @@ class Line:
     """A line that an engine prints.
 
     The pattern is a regular expression with `{key}` for a number; other named groups are keys too.
-    `outcome` is what the line says of the start, and `resets` marks the first line of a start:
-    figures before it are of an older one.
+    `outcome` is what the line says of the start. `resets` marks the line with which an engine
+    begins; `precedes` one that is printed before it, of inputs of the start to come.
     """
 
     pattern: str
     outcome: str | None = None
     resets: bool = False
+    precedes: bool = False
 
     def find_all(self, text: str) -> Iterator[re.Match[str]]:
         """Wherever a log has the line."""
@@ -41,21 +43,62 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Introduction:
+    """The text after which options are printed, to the end of the line.
+
+    `is_command`: as a shell's words. `is_complete`: all options, defaults too, rather than those
+    that were given. `precedes`: before the engine begins.
+    """
+
+    text: str
+    is_command: bool = False
+    is_complete: bool = False
+    precedes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """What an engine prints.
 
-    `arguments` are names of its options by record keys, `introductions` the texts after which
-    options are printed (`name=value`, `'name': value`, `--name value`). `ranks` finds the rank that
-    a line is of. `least` are keys of which the smallest of all ranks counts.
+    `arguments` are names of its options by record keys, `groups` options that hold such options.
+    `ranks` finds the rank that a line is of, `engines` one of several engines of a start; not
+    `begins_once` where every rank prints the line with which an engine begins.
+    `least` are keys of which the smallest of all ranks counts.
+
+    Of its other options those that were given are flags, but for the ones that `beside` (regular
+    expressions) names: they have no part in memory. Where all options are printed, those in `flags`
+    are, unless they have the value there, which says nothing. `aliases` are short names.
     """
 
     engine: str
     lines: Sequence[Line]
     arguments: Mapping[str, Sequence[str]]
-    introductions: Sequence[str]
+    introductions: Sequence[Introduction]
     ranks: str
+    engines: str = r"(?!)"
+    begins_once: bool = True
     least: Sequence[str] = ("kv_tokens", "num_gpu_blocks", "free_gib", "init_free_gib")
-    flags: Mapping[str, str] = field(default_factory=dict)
+    groups: Sequence[str] = ()
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    beside: Sequence[str] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def is_beside(self, name: str) -> bool:
+        """Whether an option has no part in memory."""
+        return re.fullmatch("|".join((*COMMON, *self.beside)), name) is not None
+
+
+COMMON = (
+    r"host|port|.*_port|.*_(ip|addr|address)|.*_?url|ssl_.*|.*_path|root_path|download_dir|uds",
+    r"(.*_)?(api_)?keys?|.*token|.*password|.*secret",
+    r"tokenizer.*|.*_?revision|trust_remote_code|seed|.*_seed|served_model_name|config|headless",
+    r"log_.*|.*_log_.*|.*_log|.*log_(level|requests|stats)|.*metrics.*|otlp_.*|show_.*",
+    r"chat_template.*|.*tool_.*|.*_?reasoning_.*|.*parser|generation_config|override_.*_config",
+    r"guided_decoding_.*|grammar_backend|structured_outputs.*|api_server_count|lora_modules",
+    r"allow_.*|allowed_.*|middleware|uvicorn_.*|response_role|enable_auto_.*|timeout|.*_timeout",
+    r"subparser|command|dispatch_function|model_tag|func",
+)
+"""Options of most servers that have no part in memory."""
 
 
 def values(match: re.Match[str]) -> Iterator[tuple[str, Value]]:
@@ -77,20 +120,3 @@ def number(text: str) -> Value:
     if re.fullmatch(r"-?\d{1,18}", plain):
         return int(plain)
     return float(plain) if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", plain) else text
-
-
-def argument(text: str, name: str) -> Value | None:
-    """An option's value in a text, None where it is not there or None."""
-    words = name.replace("_", "[-_]")
-    found = re.search(
-        rf"(?:--|(?<![\w.-]))['\"]?{words}['\"]?\s*(?:[=:]\s*|\s)"
-        r"(?:'([^']*)'|\"([^\"]*)\"|([^\s,)}]+))",
-        text,
-    )
-    if found is None:
-        return None
-    quoted = found[1] if found[1] is not None else found[2]
-    if quoted is not None:
-        return quoted or None
-    plain = found[3].removeprefix("torch.")
-    return None if plain in ("None", "null") else number(plain)

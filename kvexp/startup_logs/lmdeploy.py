@@ -1,10 +1,11 @@
 """Lines of LMDeploy; MB in TurboMind's lines are MiB."""
 
-from kvexp.startup_logs.lines import Dialect, Line
+from kvexp.startup_logs.lines import Dialect, Introduction, Line
 
 LMDEPLOY = Dialect(
     engine="lmdeploy",
     lines=(
+        Line(r"input backend=(?P<backend>\w+), backend_config=", resets=True),
         Line(r"lmdeploy:?\s+v?(?P<engine_version>\d+\.\d+\S*)"),
         Line(r"\[BlockManager\] block_size = {block_mb} MB"),
         Line(r"\[BlockManager\] max_block_count = {num_gpu_blocks}"),
@@ -24,7 +25,7 @@ LMDEPLOY = Dialect(
         ),
     ),
     arguments={
-        "model": ("api_server", "model_path"),
+        "model": ("model", "model_path"),
         "weight_dtype": ("dtype",),
         "quantization": ("model_format",),
         "gpu_memory_utilization": ("cache_max_entry_count",),
@@ -34,6 +35,17 @@ LMDEPLOY = Dialect(
         "block_size": ("cache_block_seq_len", "block_size"),
         "tp": ("tp",),
     },
-    introductions=("TurbomindEngineConfig(", "PytorchEngineConfig(", "lmdeploy serve "),
+    introductions=(
+        Introduction("TurbomindEngineConfig(", is_complete=True, precedes=False),
+        Introduction("PytorchEngineConfig(", is_complete=True, precedes=False),
+        Introduction("lmdeploy serve api_server ", is_command=True),
+    ),
+    flags={
+        "backend": None,
+        "num_gpu_blocks": 0,
+        "quant_policy": 0,
+        "adapters": None,
+        "enable_prefix_caching": False,
+    },
     ranks=r"(?!)",
 )

@@ -1,6 +1,6 @@
 """Lines of SGLang; its GB are GiB."""
 
-from kvexp.startup_logs.lines import Dialect, Line
+from kvexp.startup_logs.lines import Dialect, Introduction, Line
 
 SGLANG = Dialect(
     engine="sglang",
@@ -41,11 +41,34 @@ SGLANG = Dialect(
         "max_num_seqs": ("max_running_requests",),
         "block_size": ("page_size",),
         "enforce_eager": ("disable_cuda_graph",),
-        "tp": ("tp_size", "tensor_parallel_size", "tp"),
-        "pp": ("pp_size",),
-        "dp": ("dp_size",),
+        "tp": ("tp_size", "tensor_parallel_size"),
+        "pp": ("pp_size", "pipeline_parallel_size"),
+        "dp": ("dp_size", "data_parallel_size"),
     },
-    introductions=("ServerArgs(", "sglang.launch_server ", "sglang serve "),
+    introductions=(
+        Introduction("ServerArgs(", is_complete=True, precedes=False),
+        Introduction("sglang.launch_server ", is_command=True),
+        Introduction("sglang serve ", is_command=True),
+    ),
     ranks=r"^\[[\d-]+ [\d:.]+ ((?:DP\d+ )?(?:PP\d+ )?TP\d+|PP\d+)",
-    flags={"max_total_tokens": "max_total_tokens"},
+    flags={
+        "max_total_tokens": None,
+        "swa_full_tokens_ratio": 0.8,
+        "disable_hybrid_swa_memory": False,
+        "mamba_full_memory_ratio": 0.9,
+        "max_mamba_cache_size": None,
+        "mamba_ssm_dtype": "float32",
+        "disable_radix_cache": False,
+        "speculative_algorithm": None,
+        "speculative_draft_model_path": None,
+        "speculative_num_draft_tokens": None,
+        "enable_lora": None,
+        "max_lora_rank": None,
+        "lora_paths": None,
+        "cpu_offload_gb": 0,
+        "enable_dp_attention": False,
+        "ep_size": 1,
+    },
+    beside=(r"schedule_.*|watchdog_.*|random_seed|show_time_cost|device|nnodes|node_rank",),
+    aliases={"tp": "tp_size", "pp": "pp_size", "dp": "dp_size", "ep": "ep_size"},
 )

@@ -1,11 +1,11 @@
 """Lines of TensorRT-LLM: its C++ runtime and its PyTorch backend."""
 
-from kvexp.startup_logs.lines import Dialect, Line
+from kvexp.startup_logs.lines import Dialect, Introduction, Line
 
 TENSORRT_LLM = Dialect(
     engine="tensorrt-llm",
     lines=(
-        Line(r"TensorRT-LLM version: (?P<engine_version>\S+)"),
+        Line(r"TensorRT-LLM version: (?P<engine_version>\S+)", resets=True),
         Line(r"Engine version (?P<engine_version>\S+) found in the config file"),
         Line(r"MPI size: {tp},"),
         Line(r"TRTGptModel maxBatchSize: {max_num_seqs}"),
@@ -51,7 +51,7 @@ TENSORRT_LLM = Dialect(
     arguments={
         "model": ("model", "model_dir"),
         "weight_dtype": ("dtype",),
-        "kv_cache_dtype": ("kv_cache_dtype",),
+        "kv_cache_dtype": ("kv_cache_dtype", "kv_cache_config.dtype"),
         "gpu_memory_utilization": (
             "kv_cache_free_gpu_memory_fraction",
             "kv_cache_free_gpu_mem_fraction",
@@ -63,6 +63,21 @@ TENSORRT_LLM = Dialect(
         "tp": ("tensor_parallel_size", "tp_size"),
         "pp": ("pipeline_parallel_size", "pp_size"),
     },
-    introductions=("engine args:", "trtllm-serve ", "LlmArgs("),
+    introductions=(
+        Introduction("engine args:", is_complete=True),
+        Introduction("trtllm-serve ", is_command=True),
+        Introduction("LlmArgs(", is_complete=True),
+    ),
+    begins_once=False,
+    groups=("kv_cache_config", "build_config"),
+    flags={
+        "max_tokens": None,
+        "max_gpu_total_bytes": 0,
+        "max_attention_window": None,
+        "speculative_config": None,
+        "lora_config": None,
+        "enable_attention_dp": False,
+        "moe_expert_parallel_size": -1,
+    },
     ranks=r"\[RANK (\d+)\]",
 )

@@ -1,6 +1,6 @@
 """Lines of vLLM, V0 and V1, from 0.2 on."""
 
-from kvexp.startup_logs.lines import Dialect, Line
+from kvexp.startup_logs.lines import Dialect, Introduction, Line
 
 VLLM = Dialect(
     engine="vllm",
@@ -13,9 +13,13 @@ VLLM = Dialect(
         Line(r"vLLM API server version v?(?P<engine_version>\d\S*)"),
         Line(r"vLLM Version\s*: v?(?P<engine_version>\d\S*)"),
         Line(r"vllm==(?P<engine_version>\d\S*)"),
+        Line(r"VLLM_USE_V2_MODEL_RUNNER=['\"]?(?P<v2_model_runner>[01])", precedes=True),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
-        Line(r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}"),
-        Line(r"Using max model len {max_model_len}"),
+        Line(
+            r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}",
+            precedes=True,
+        ),
+        Line(r"Using max model len {max_model_len}", precedes=True),
         Line(r"Setting attention block size to {block_size} tokens"),
         Line(r"current --gpu-memory-utilization={gpu_memory_utilization}"),
         # weights
@@ -117,7 +121,59 @@ VLLM = Dialect(
         "pp": ("pipeline_parallel_size",),
         "dp": ("data_parallel_size",),
     },
-    introductions=("non-default args:", "args: Namespace(", "with config:", "vllm serve "),
+    introductions=(
+        Introduction("non-default args:"),
+        Introduction("args: Namespace(", is_complete=True),
+        Introduction("with config:", is_complete=True, precedes=False),
+        Introduction("vllm serve ", is_command=True),
+        Introduction("vllm.entrypoints.openai.api_server ", is_command=True),
+    ),
+    engines=r"EngineCore_DP\d+",
+    flags={
+        "enable_lora": False,
+        "max_loras": 1,
+        "max_lora_rank": 16,
+        "fully_sharded_loras": False,
+        "lora_extra_vocab_size": 256,
+        "speculative_config": None,
+        "speculative_model": None,
+        "num_speculative_tokens": None,
+        "limit_mm_per_prompt": None,
+        "language_model_only": False,
+        "kv_cache_memory_bytes": None,
+        "num_gpu_blocks_override": None,
+        "enable_expert_parallel": False,
+        "decode_context_parallel_size": 1,
+        "disable_hybrid_kv_cache_manager": False,
+        "async_scheduling": None,
+        "v2_model_runner": None,
+        "cpu_offload_gb": 0,
+        "swap_space": 4,
+        "enable_chunked_prefill": None,
+        "cuda_graph_sizes": [512],
+        "cudagraph_capture_sizes": None,
+        "max_cudagraph_capture_size": None,
+        "max_seq_len_to_capture": 8192,
+        "num_scheduler_steps": 1,
+        "mm_encoder_tp_mode": "weights",
+        "enable_sleep_mode": False,
+    },
+    beside=(
+        r"disable_(log|frontend|uvicorn|fastapi)_.*|enable_(request|prompt|server|tokenizer)_.*",
+        r"distributed_executor_backend|data_parallel_(rank|backend|start_rank|.*_lb)",
+        r"max_cpu_loras|scheduling_policy|default_mm_loras|runner|task|nnodes|node_rank",
+    ),
+    aliases={
+        "tp": "tensor_parallel_size",
+        "pp": "pipeline_parallel_size",
+        "dp": "data_parallel_size",
+        "dcp": "decode_context_parallel_size",
+        "ep": "enable_expert_parallel",
+        "q": "quantization",
+        "sc": "speculative_config",
+        "cc": "compilation_config",
+        "kv_cache_memory": "kv_cache_memory_bytes",
+    },
     ranks=(
         r"[(\[](VllmWorkerProcess pid=\d+|VllmWorker rank=\d+|RayWorkerWrapper pid=\d+|Worker_\w+)"
     ),

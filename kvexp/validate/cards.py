@@ -61,18 +61,22 @@ class Cards:
             return Card(facts=facts, assumptions=(f"gpu: {option}'s total of the catalogue",))
         return Card(facts=facts | _total(total_gib))
 
+    def total_gib(self, option: str) -> float:
+        """What a card has in all."""
+        return _gib_of(self.known[option])
+
     def sizes(self, text: str | None) -> tuple[str, ...]:
         """Options of a card that is sold in several sizes, of which a text names none; by size."""
         words = _words(text or "")
         found = [o for o in self.known if _model(o) <= words and _model(o) != _parts(o)]
-        return tuple(sorted(found, key=lambda option: _gib_of(self.known[option])))
+        return tuple(sorted(found, key=self.total_gib))
 
     def _option(self, words: set[str], total_gib: float | None) -> str | None:
         """The option whose words all stand in the text, the one with the most words.
 
         Sizes in its name need not, where the total decides; an exact total does without a text.
         """
-        totals = {option: _gib_of(facts) for option, facts in self.known.items()}
+        totals = {option: self.total_gib(option) for option in self.known}
         if not words and total_gib is not None:
             return next((option for option in totals if totals[option] == total_gib), None)
         whole = [option for option in self.known if _parts(option) <= words]

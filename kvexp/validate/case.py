@@ -10,15 +10,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvexp.startup_logs import INPUTS
+from kvexp.startup_logs import INPUTS, arguments, as_input
 from kvexp.units import GIB
 from kvexp.validate import measured
+from kvexp.validate.flags import Flags
 
 LARGEST = 1 << 53
 """No figure of a record is larger: up to here whole numbers are exact as floats."""
 
 _FREE = ("free_gib", "init_free_gib")
 """Keys of `extra` that are inputs: what was free is no output of the engine."""
+
+_MORE_THAN_0 = ("gpu_total_gib", "gpu_memory_utilization")
 
 OUTCOMES = ("ok", "max_len_too_large", "free_memory_too_low", "no_cache_blocks", "oom")
 """How a start ends; a log's `none` is `ok`."""
@@ -161,8 +164,9 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
         values[name] = value
     for name, kinds in INPUTS.items():
         values[name] = _value(record, name, kinds)
-    if values["gpu_total_gib"] == 0:
-        raise UnreadableRecord("gpu_total_gib must be more than 0, got 0")
+    for name in _MORE_THAN_0:
+        if values[name] == 0:
+            raise UnreadableRecord(f"{name} must be more than 0, got 0")
     extra = _mapping(record, "extra")
     for name in _FREE:
         values[name] = _value(extra, name, (int, float), inside="extra.")
@@ -170,8 +174,20 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
     if not isinstance(explicit, list) or not all(isinstance(each, str) for each in explicit):
         raise UnreadableRecord(f"explicit must be a list of keys, got {_short(explicit)}")
     known = {item.name for item in fields(Inputs)}
-    stated = tuple(each for each in explicit if each in known)
-    return Inputs(**values, stated=stated)
+    among = _among_flags(values)
+    stated = (*(each for each in explicit if each in known), *among)
+    return Inputs(**{**values, **among}, stated=stated)
+
+
+def _among_flags(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Inputs that a record has as flags alone."""
+    flags, found = Flags(values["other_flags"], values["engine"]), {}
+    for key, names in arguments(values["engine"]).items():
+        for flag in flags.take(*names) if values[key] is None else ():
+            value = as_input(key, flag.value)
+            if value is not None and not flag.is_prose:
+                found[key] = value
+    return found
 
 
 def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside: str = "") -> Any:
@@ -184,6 +200,8 @@ def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside
         raise UnreadableRecord(f"{inside}{name} must be {wanted} or null, got {_short(value)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         _check_size(value, f"{inside}{name}")
+        if kinds == (int,) and value < 1:  # every whole number is a count
+            raise UnreadableRecord(f"{inside}{name} must be at least 1, got {value}")
         if value < 0:
             raise UnreadableRecord(f"{inside}{name} must not be negative, got {value}")
     return value

@@ -58,7 +58,10 @@ def _run(options: argparse.Namespace) -> int:
         _draw(scored, options.picture)
     if store is not None:
         kept.keep(store, scored, summary, names)
-    _print(_lines(scored, summary, quiet=options.quiet))
+    if scored:
+        _print(_lines(scored, summary, quiet=options.quiet))
+    elif not problems:
+        _print([f"no record in {', '.join(names)}"])
     if store is not None:
         _print([tracking.ui_command(store)])
     for problem in problems:

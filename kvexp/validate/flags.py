@@ -1,32 +1,87 @@
-"""Flags of a command line, in the words of whoever kept the log."""
+"""Flags in the words of whoever kept a log: a command line, assignments, or prose."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-_FLAG = re.compile(r"-*([a-z][a-z0-9_-]+)(?:[ =:]+(.+))?", re.IGNORECASE)
+from kvexp.startup_logs import full_name, options
 
-
-def read(text: str | None) -> Iterator[tuple[str, str | None, str]]:
-    """Each flag: its name with underscores, its value where it has one, and its own words."""
-    for words in re.split(r"[;,\n]|\s(?=--)", text or ""):
-        match = _FLAG.fullmatch(words.strip())
-        if match is not None:
-            name = match[1].lower().replace("-", "_")
-            yield name, match[2], words.strip()
-        elif words.strip():
-            yield "", None, words.strip()
+_COMMAND = re.compile(r"(?:^|\s)(?=--?[A-Za-z][\w.-]*)")
+_NAME = r"-*([A-Za-z][\w.-]*)"
+_FLAG = re.compile(rf"{_NAME}(?:\s*[=:]\s*|\s+)(.+)", re.DOTALL)
+_ALONE = re.compile(_NAME)
+_ASSIGNED = re.compile(rf"{_NAME}[=:](\S.*)", re.DOTALL)
 
 
-def as_option(value: str | None) -> str | bool:
-    """A flag's value as an override's: a flag alone is true."""
-    return True if value is None else value.strip("'\" ")
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag: its name with underscores, its value, and the words that it was read from.
+
+    Prose has a value of several words, or no name.
+    """
+
+    name: str
+    value: Any
+    words: str
+
+    @property
+    def is_prose(self) -> bool:
+        """Whether it is no flag but words about one."""
+        return not self.name or (isinstance(self.value, str) and " " in self.value)
 
 
-def is_lora(name: str, words: str) -> bool:
-    """Whether a flag, or what stands for it, turns LoRA on."""
-    return name == "enable_lora" or words.lower().startswith("lora enabled")
+class Flags:
+    """The flags of an engine in a record, to be taken out by whoever has a rule for them."""
+
+    def __init__(self, text: str | None, engine: str) -> None:
+        found = read(text or "")
+        self._found = [replace(each, name=full_name(engine, each.name)) for each in found]
+
+    def take(self, *names: str) -> list[Flag]:
+        """The flags of these names, of several of one name the last; nobody else gets them."""
+        taken = {each.name: each for each in self._found if each.name in names}
+        self._found = [each for each in self._found if each.name not in names]
+        return list(taken.values())
+
+    def take_words(self, start: str) -> list[Flag]:
+        """The flags whose words begin so, in any case."""
+        taken = [each for each in self._found if each.words.lower().startswith(start)]
+        self._found = [each for each in self._found if each not in taken]
+        return taken
+
+    @property
+    def left(self) -> tuple[Flag, ...]:
+        """What nobody has taken."""
+        return tuple(self._found)
 
 
-def as_limits(value: str) -> dict[str, int]:
-    """Limits of modalities: `image=1 video=0` or {"image": 1, "video": 0}."""
-    return {name: int(limit) for name, limit in re.findall(r"(image|video|audio)\W+(\d+)", value)}
+def read(text: str) -> Iterator[Flag]:
+    """Each flag of a text, in its order."""
+    for sentence in options.parts(text, r"[;\n]"):
+        for clause in options.parts(sentence, r",\s"):
+            command = _COMMAND.search(clause)
+            end = len(clause) if command is None else command.start()
+            for piece in options.parts(clause[:end], ","):
+                yield from _piece(piece.strip())
+            for name, value, words in options.words(clause[end:].rstrip(", ")):
+                yield Flag(name, value, words)
+
+
+def _piece(piece: str) -> Iterator[Flag]:
+    """Assignments with spaces between them, or one flag, or prose."""
+    words = [word for word in options.parts(piece, r"\s") if word]
+    pairs = [_ASSIGNED.fullmatch(word) for word in words]
+    whole = [pair for pair in pairs if pair is not None]
+    if whole and len(whole) == len(words):
+        for pair in whole:
+            yield Flag(*options.named(pair[1], [pair[2]]), pair[0])
+    elif len(whole) == len(words) - 1 and pairs[0] is None and _ALONE.fullmatch(words[0]) and whole:
+        value = {pair[1]: options.value_of(pair[2]) for pair in whole}
+        yield Flag(options.plain(words[0].lstrip("-")), value, piece)
+    elif (flag := _FLAG.fullmatch(piece)) is not None:
+        yield Flag(*options.named(flag[1], [flag[2]]), piece)
+    elif _ALONE.fullmatch(piece) is not None:
+        yield Flag(*options.named(piece.lstrip("-"), []), piece)
+    elif piece:
+        yield Flag("", None, piece)

@@ -13,7 +13,7 @@ from kvexp.results import Part, Refusal, Result, Status
 from kvexp.validate import versions
 from kvexp.validate.cards import Card
 from kvexp.validate.case import Inputs, half_digit
-from kvexp.validate.doubts import COUNTS, widened
+from kvexp.validate.doubts import COUNTS, TOTAL_ERROR, widened
 from kvexp.validate.models import Named
 from kvexp.validate.prediction import VALUES, Interval, Outcome, Prediction
 from kvexp.validate.request import Known, NoRequest, Request, engine_option, request_of
@@ -60,8 +60,25 @@ def _predicted(inputs: Inputs, card: Card | None, named: Named) -> Prediction:
     known = _known()
     if card is not None:
         return _with_rounding(inputs, lambda each: request_of(each, known, card, named))
-    options = known.cards.sizes(inputs.gpu) or _CARDS
+    options = _possible(inputs, known.cards.sizes(inputs.gpu) or _CARDS)
     return _of_any_card(list(_answers(inputs, known, named, options)), options)
+
+
+def _possible(inputs: Inputs, options: Sequence[str]) -> Sequence[str]:
+    """The cards that hold what was free on the one that is meant.
+
+    Raises:
+        NoRequest: none of them does.
+    """
+    free = max(size for size in (inputs.free_gib, inputs.init_free_gib, 0.0) if size is not None)
+    cards = _known().cards
+    found = [o for o in options if cards.total_gib(o) * (1 + TOTAL_ERROR) >= free]
+    if not found:
+        raise NoRequest(
+            f"the card is not known, and none of {', '.join(options)} has the {free:g} GiB that"
+            " were free"
+        )
+    return found
 
 
 def _varied(inputs: Inputs, named: Named) -> Prediction:

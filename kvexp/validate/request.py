@@ -1,7 +1,7 @@
 """The inputs of a case as a request: what a user would have asked kvexp for."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from omegaconf import OmegaConf
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
-from kvexp.request import Gpu, Limits, Lora, Model, Multimodal
+from kvexp.request import Gpu, Model
 from kvexp.schema import Run
+from kvexp.startup_logs import arguments, as_input
 from kvexp.units import parse_bytes
-from kvexp.validate import flags, models, versions
+from kvexp.validate import features, models, versions
 from kvexp.validate.cards import Card, Cards
 from kvexp.validate.case import Inputs
+from kvexp.validate.flags import Flags
 
 ENGINES = {
     "vllm": "vllm",
@@ -48,10 +50,6 @@ _DTYPES = {
     "float32": DType.fp32,
     "float": DType.fp32,
 }
-_LORA = Lora(max_loras=1, max_rank=16)
-"""vLLM's defaults where LoRA is turned on."""
-
-_LIMITS = ("limit_mm", "limit_mm_per_prompt")
 _OWN_CACHE = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
 """A cache of the compute dtype, for all that its size says."""
 
@@ -105,6 +103,11 @@ class Known:
         """The catalogue of cards."""
         return Cards.of(self.folders)
 
+    def draft(self, text: str) -> Model | None:
+        """The model that a text names, without the format of its weights; None for none."""
+        named = self.models.find(text)
+        return None if named is None else self.model(named.option)
+
     def model(self, option: str) -> Model:
         """A model of the catalogue."""
         if option not in self._models:
@@ -142,7 +145,7 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     draft = _Draft(inputs, option, known.model(named.option))
     draft.notes += card.assumptions
     draft.version(card.facts.get("compute_capability"))
-    draft.flags({item.name for item in fields(known.plugins[option])})
+    asked = draft.flags(known)
     draft.knobs()
     draft.split(counts_replicas="dp" in getattr(known.plugins[option], "counts", ()))
     draft.dtypes(named)
@@ -156,7 +159,8 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
         profiler=typed(known.plugins[PROFILER], {}),
         **draft.values,
     )
-    return Request(run=run, engine=option, assumptions=tuple(draft.notes))
+    run, notes = features.with_features(run, option, asked)
+    return Request(run=run, engine=option, assumptions=(*draft.notes, *notes))
 
 
 def typed(cls: type, values: Mapping[str, Any]) -> Any:
@@ -188,18 +192,25 @@ class _Draft:
             self.engine["version"] = version.text
         self.notes += version.assumptions
 
-    def flags(self, options: set[str]) -> None:
-        """Flags that are the engine's own options; others have no part in a request."""
-        for name, value, words in flags.read(self.inputs.other_flags):
-            if name in options:
-                self.engine[name] = flags.as_option(value)
-            elif self.option == "vllm" and flags.is_lora(name, words):
-                self.values["lora"] = _LORA
-                self.notes.append(f"other_flags: {words!r} as {asdict(_LORA)}")
-            elif self.option == "vllm" and name in _LIMITS and value:
-                self.values["mm"] = Multimodal(limits=typed(Limits, flags.as_limits(value)))
-            else:
-                self.notes.append(f"other_flags: no rule for {words!r}")
+    def flags(self, known: Known) -> features.Asked:
+        """Flags that are the engine's own options, and the features that others ask for."""
+        given = Flags(self.inputs.other_flags, self.inputs.engine)
+        self._inputs_among(given)
+        values, notes = features.options(given, known.plugins[self.option])
+        self.engine |= values
+        asked = features.asked(given, known.draft)
+        self.notes += [*notes, *features.without_rule(given.left)]
+        return asked
+
+    def _inputs_among(self, given: Flags) -> None:
+        """Flags that are inputs of the record: those that say something else are named."""
+        for key, names in arguments(self.inputs.engine).items():
+            used = getattr(self.inputs, key)
+            for flag in given.take(*names):
+                if flag.is_prose or as_input(key, flag.value) is None:
+                    self.notes += features.without_rule([flag])
+                elif as_input(key, flag.value) != used:
+                    self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
 
     def knobs(self) -> None:
         """What is asked for by the same name, or by another."""
@@ -214,8 +225,18 @@ class _Draft:
         tokens, seqs = (self.values.get(f"max_num_{each}") for each in ("batched_tokens", "seqs"))
         if tokens and seqs and tokens < seqs and not self.inputs.is_stated("max_num_seqs"):
             del self.values["max_num_seqs"]
-        if self.option != "vllm" or self.inputs.is_stated("block_size"):
-            self.values["block_size"] = self.inputs.block_size
+        self._block_size()
+
+    def _block_size(self) -> None:
+        """What is stated; vLLM's depends on the model's layers, a record's default on nothing."""
+        size = self.inputs.block_size
+        if size is None or self.inputs.is_stated("block_size"):
+            self.values["block_size"] = size
+        elif self.option == "vllm":
+            self.notes.append(f"block_size: {size} as recorded not used, the engine's default")
+        else:
+            self.values["block_size"] = size
+            self.notes.append(f"block_size: {size} as recorded")
 
     def split(self, *, counts_replicas: bool) -> None:
         """Ranks, stages and replicas; all cards are ranks where only their number is known."""
@@ -231,9 +252,7 @@ class _Draft:
 
     def dtypes(self, named: models.Named) -> None:
         """The compute dtype where it is stated, and the cache's."""
-        dtype = _DTYPES.get((self.inputs.weight_dtype or "").lower())
-        if dtype is not None and self.inputs.is_stated("weight_dtype"):
-            self.values["dtype"] = dtype
+        self._compute_dtype()
         text = (self.inputs.kv_cache_dtype or "auto").lower()
         if text in _OWN_CACHE:
             if named.kv_dtype is not None:
@@ -242,6 +261,18 @@ class _Draft:
             self.values["kv_dtype"] = _KV_DTYPES[text]
         else:
             self.notes.append(f"kv_cache_dtype: no rule for {text!r}, auto instead")
+
+    def _compute_dtype(self) -> None:
+        text = self.inputs.weight_dtype
+        if text is None or text.lower() == "auto":
+            return
+        dtype = _DTYPES.get(text.lower())
+        if dtype is None:
+            self.notes.append(f"weight_dtype: no rule for {text!r}, the model's own instead")
+        elif self.inputs.is_stated("weight_dtype"):
+            self.values["dtype"] = dtype
+        else:
+            self.notes.append(f"weight_dtype: {text} as recorded not used, the model's own")
 
     def weights(self, named: models.Named) -> None:
         """The format of the weights: of the model's name, or of the engine's option."""

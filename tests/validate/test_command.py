@@ -81,6 +81,23 @@ def test_a_raw_log_is_a_case(few, capsys):
     assert case["logged"]["kv_tokens"] == 158656
 
 
+def test_flags_of_a_raw_log_are_part_of_the_prediction(few):
+    given = (
+        "INFO 04-24 16:32:00 [utils.py:253] non-default args: {'model': 'x', 'enable_lora': True,"
+        " 'max_loras': 4, 'max_lora_rank': 64, 'cpu_offload_gb': 2.0, 'api_key': ['sk-1']}\n"
+    )
+    Path("plain.log").write_text(LOG)
+    Path("lora.log").write_text(given + LOG)
+
+    logs = ["--log=plain.log", "--log=lora.log"]
+    assert command.run([*logs, "--json", "out.json", "--quiet"]) == 0
+    plain, lora = json.loads(Path("out.json").read_text())["cases"]
+    assert lora["predicted"]["weights_bytes"] > plain["predicted"]["weights_bytes"] + (1 << 30)
+    noted = [each for each in lora["assumptions"] if each.startswith("other_flags")]
+    assert noted == ["other_flags: no rule for 'cpu_offload_gb=2.0'"]
+    assert "sk-1" not in Path("out.json").read_text()
+
+
 def test_logs_of_one_name_in_two_folders_stay_apart(few):
     for folder in ("a", "b"):
         Path(folder).mkdir()
@@ -100,6 +117,24 @@ def test_a_text_that_is_no_log_is_one_line_and_the_rest_is_answered(few, capsys)
     error = capsys.readouterr().err
     assert error.startswith("kvexp: other.txt: no line about memory or capacity of vllm")
     assert error.count("\n") == 1
+
+
+def test_a_file_without_records_is_one_line_and_an_empty_list(few, capsys):
+    Path("empty.jsonl").write_text("\n")
+
+    assert command.run(["empty.jsonl", "--json", "out.json"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("no record in empty.jsonl\n", "")
+    assert json.loads(Path("out.json").read_text())["cases"] == []
+
+
+def test_a_text_that_is_no_log_is_its_error_alone(few, capsys):
+    Path("other.txt").write_text("hello\n")
+
+    assert command.run(["--log", "other.txt", "--json", "out.json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert json.loads(Path("out.json").read_text())["cases"] == []
 
 
 def test_a_broken_record_is_one_line_and_the_rest_is_answered(few, capsys):

@@ -204,6 +204,29 @@ def test_what_the_log_leaves_open_is_listed():
     assert "gpu: h100's total of the catalogue" in found.assumptions
 
 
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"weight_dtype": "int4"}, "weight_dtype: no rule for 'int4', the model's own instead"),
+        (
+            {"weight_dtype": "float32", "stated": ()},
+            "weight_dtype: float32 as recorded not used, the model's own",
+        ),
+        ({"block_size": 32}, "block_size: 32 as recorded not used, the engine's default"),
+        ({"engine": "lmdeploy", "block_size": 32}, "block_size: 32 as recorded"),
+    ],
+)
+def test_a_recorded_default_is_used_or_passed_over_in_so_many_words(changes, note):
+    assert note in predict(replace(LLAMA, **changes)).assumptions
+
+
+def test_a_stated_dtype_and_block_size_are_asked_for():
+    stated = (*LLAMA.stated, "block_size")
+    run = run_of(replace(LLAMA, weight_dtype="float32", block_size=32, stated=stated))
+
+    assert (run.dtype, run.block_size) == (DType.fp32, 32)
+
+
 def test_a_start_is_predicted_with_all_its_values():
     found = predict(LLAMA)
 
@@ -276,6 +299,31 @@ def test_without_a_card_the_common_ones_give_the_bounds():
     assert tokens.low < tokens.best / 5 and tokens.best * 1.5 < tokens.high
     weights = found.values["weights_bytes"]
     assert weights == predict(LLAMA).values["weights_bytes"]
+
+
+@pytest.mark.parametrize("name", ["free_gib", "init_free_gib"])
+def test_a_card_without_a_name_has_room_for_what_was_free(name):
+    unnamed = replace(
+        LLAMA, gpu=None, gpu_total_gib=None, init_free_gib=None, gpu_memory_utilization=0.5
+    )
+    found, without = predict(replace(unnamed, **{name: 46.5})), predict(unnamed)
+
+    # an L40S has 44.39 GiB, what is smaller is ruled out as well
+    assert "gpu: not known, h100, h200, b200 give low and high" in found.assumptions
+    assert found.values["kv_tokens"].best > 5 * without.values["kv_tokens"].best
+
+
+def test_free_memory_rules_out_a_smaller_size_of_a_card():
+    found = predict(replace(LLAMA, gpu="A100", gpu_total_gib=None, init_free_gib=78.68))
+
+    assert "gpu: not known, a100_80gb give low and high" in found.assumptions
+
+
+def test_more_free_memory_than_any_common_card_has_is_not_answered():
+    found = predict(replace(LLAMA, gpu=None, gpu_total_gib=None, init_free_gib=500.0))
+
+    assert found.answered is False
+    assert found.reason.endswith("has the 500 GiB that were free")
 
 
 def test_bytes_that_are_missing_lie_in_their_interval():

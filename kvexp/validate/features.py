@@ -1,0 +1,236 @@
+"""What flags ask for beside a record's inputs: adapters, drafts, limits, engine options."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, get_args
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvexp.dtypes import DType
+from kvexp.errors import InvalidValue
+from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
+from kvexp.schema import Run
+from kvexp.startup_logs.options import human_int
+from kvexp.units import parse_bytes
+from kvexp.validate.flags import Flag, Flags
+
+_DEFAULT_ROOM = Lora(max_loras=1, max_rank=16)
+"""vLLM's defaults where LoRA is turned on."""
+
+_LIMITS = ("limit_mm_per_prompt", "limit_mm", "language_model_only", "image", "video", "audio")
+_MODALITIES = ("image", "video", "audio")
+
+_DRAFTS: Mapping[str, str] = {
+    "speculative_model": "model",
+    "spec_model": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "spec_tokens": "num_speculative_tokens",
+    "spec_method": "method",
+}
+"""Flags that are entries of `speculative_config` under other names."""
+
+_ENTRIES = {"draft_model": "model", "num_spec_tokens": "num_speculative_tokens"}
+"""Entries as engines print them, by the names of the flag's."""
+
+_NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes")
+"""Options here of which no engine has one of that name."""
+
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Feature:
+    """Something that flags ask for: the run with it, and the flags' own words.
+
+    `is_certain`: where it is refused, the run is without it anyway.
+    """
+
+    words: str
+    apply: Callable[[Run], Run]
+    is_certain: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class Asked:
+    """What flags ask for, and notes on what has no rule or is assumed."""
+
+    features: list[Feature] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def asked(flags: Flags, draft: Callable[[str], Model | None]) -> Asked:
+    """The features that flags turn on; `draft` finds a drafting model by its id."""
+    found = Asked()
+    _adapters(flags, found)
+    _drafts(flags, found, draft)
+    _limits(flags, found)
+    return found
+
+
+def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
+    """The run with what was asked for and the engine has rules for, and notes on the rest."""
+    notes = list(found.notes)
+    for feature in found.features:
+        try:
+            changed = feature.apply(run)
+            changed.engine.decide(changed, engine)
+        except InvalidValue as error:
+            if feature.is_certain:
+                continue
+            notes.append(f"other_flags: no rule for {feature.words!r}: {error}")
+        else:
+            run = changed
+    return run, notes
+
+
+def options(flags: Flags, cls: type) -> tuple[dict[str, Any], list[str]]:
+    """Flags that are an engine's own options, by their names; notes on values that do not fit."""
+    kinds = {item.name: item.type for item in fields(cls) if item.name not in _NOT_THE_ENGINES}
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    for flag in flags.take(*kinds):
+        value = _member(kinds[flag.name], human_int(flag.value))
+        if _fits(cls, flag.name, kinds[flag.name], value):
+            values[flag.name] = value
+        else:
+            notes += without_rule([flag])
+    return values, notes
+
+
+def _member(kind: Any, value: Any) -> Any:
+    """A dtype by torch's name where the option is one, anything else unchanged."""
+    if kind is not DType:
+        return value
+    return next((each for each in DType if each.value == value), value)
+
+
+def _fits(cls: type, name: str, kind: Any, value: Any) -> bool:
+    is_switch = kind is bool or bool in get_args(kind)
+    if value is None or (isinstance(value, bool) and not is_switch):
+        return False
+    try:
+        if kind is Any:  # a size
+            parse_bytes(value, key=name)
+        OmegaConf.merge(OmegaConf.structured(cls), {name: value})
+    except (OmegaConfBaseException, ValueError):
+        return False
+    return True
+
+
+def is_on(value: Any) -> bool:
+    """Whether a switch's value turns it on."""
+    return str(value).lower() not in ("false", "0", "no", "off", "none", "")
+
+
+def _adapters(flags: Flags, found: Asked) -> None:
+    switches = [*flags.take("enable_lora"), *flags.take_words("lora enabled")]
+    sizes = flags.take("max_loras", "max_lora_rank")
+    if not any(is_on(each.value) for each in switches):
+        found.notes += without_rule(sizes)
+        return
+    given: dict[str, Any] = {each.name: each.value for each in sizes}
+    for each in switches:
+        given |= each.value if isinstance(each.value, dict) else {}
+    named = {"max_loras": given.get("max_loras"), "max_rank": given.get("max_lora_rank")}
+    known = {name: size for name, size in named.items() if _is_count(size)}
+    room = replace(_DEFAULT_ROOM, **known)
+    words = _words([*switches, *sizes])
+    if len(known) < len(named):
+        found.notes.append(f"other_flags: {words!r} as {asdict(room)}")
+    found.features.append(Feature(words=words, apply=lambda run: replace(run, lora=room)))
+
+
+def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) -> None:
+    given = flags.take("speculative_config", *_DRAFTS)
+    config: dict[Any, Any] = {}
+    for each in given:
+        if each.name in _DRAFTS:
+            config[_DRAFTS[each.name]] = each.value
+        elif isinstance(each.value, dict):
+            config |= {_ENTRIES.get(name, name): value for name, value in each.value.items()}
+        elif each.value is not None:
+            found.notes += without_rule([each])
+    if not config:
+        return
+    method, name = _method(config)
+    words, model = _words(given), None
+    if name is not None:
+        model = draft(name)
+        if model is None:
+            found.notes.append(f"other_flags: no rule for {words!r}: {name!r} is in no catalogue")
+            return
+    tokens = config.get("num_speculative_tokens")
+    if tokens is not None and not _is_count(tokens):
+        found.notes += without_rule(given)
+        return
+    rest = set(config) - {"method", "model", "num_speculative_tokens"}
+    found.notes += [
+        f"other_flags: no rule for {f'speculative_config.{entry}={config[entry]}'!r}"
+        for entry in sorted(rest)
+        if config[entry] is not None
+    ]
+    speculative = Speculative(
+        method=method, model=None if model is None else model.name, num_tokens=tokens, draft=model
+    )
+    found.features.append(
+        Feature(words=words, apply=lambda run: replace(run, speculative=speculative))
+    )
+
+
+def _method(config: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The method by its name here, and the drafting model where the method has one."""
+    name = None if config.get("model") is None else str(config["model"])
+    method = None if config.get("method") is None else str(config["method"]).lower()
+    if method is None and name is not None and name.strip("[]") == "ngram":
+        method = "ngram"
+    if method is not None and method.endswith("mtp"):
+        method = "mtp"  # of deepseek_mtp, qwen3_next_mtp
+    return method, None if method in _WITHOUT_MODEL else name
+
+
+def _limits(flags: Flags, found: Asked) -> None:
+    for each in flags.take(*_LIMITS):
+        limits = dict(_limits_of(each))
+        if not limits:
+            found.notes += without_rule([each])
+        for name, limit in limits.items():
+            words = each.words if len(limits) == 1 else f"{each.words} ({name})"
+            found.features.append(
+                Feature(words=words, apply=_limited(name, limit), is_certain=limit == 0)
+            )
+
+
+def _limits_of(flag: Flag) -> Iterator[tuple[str, int]]:
+    """Modalities with their limits; a limit may stand as the `count` of a mapping."""
+    if flag.name == "language_model_only":
+        yield from ((name, 0) for name in _MODALITIES if is_on(flag.value))
+        return
+    value = {flag.name: flag.value} if flag.name in _MODALITIES else flag.value
+    if isinstance(value, str):  # image=1,video=0
+        value = dict(part.partition("=")[::2] for part in value.split(","))
+    for name, limit in (value if isinstance(value, dict) else {}).items():
+        count = limit.get("count") if isinstance(limit, dict) else limit
+        if name in _MODALITIES and count is not None and str(count).isdecimal():
+            yield name, int(count)
+
+
+def _limited(name: str, limit: int) -> Callable[[Run], Run]:
+    def apply(run: Run) -> Run:
+        limits = Limits(**{**asdict(run.mm.limits), name: limit})
+        return replace(run, mm=replace(run.mm, limits=limits))
+
+    return apply
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST
+
+
+def _words(flags: list[Flag]) -> str:
+    return " ".join(each.words for each in flags)
+
+
+def without_rule(flags: Iterable[Flag]) -> list[str]:
+    """A note on each of the flags."""
+    return [f"other_flags: no rule for {each.words!r}" for each in flags]
