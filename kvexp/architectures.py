@@ -201,6 +201,7 @@ ARCHITECTURES = {
     "falcon_h1": Architecture(),
     "falcon_mamba": Architecture(norms=1, rotary=0.0, single=True),
     "mamba": Architecture(norms=1, rotary=0.0, single=True),
+    "mamba2": Architecture(norms=1, rotary=0.0, single=True),
     "lfm2": Architecture(qk_norm="head"),
     "lfm2_moe": Architecture(qk_norm="head", router_bias=True),
     "whisper": Architecture(

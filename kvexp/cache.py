@@ -90,7 +90,7 @@ def attention_block_size(deployment: Deployment) -> int:
     the asked one whose attention page holds the largest state's page.
     """
     states = _states(deployment)
-    if not states or _is_attention_free(deployment):
+    if not states or deployment.model.is_attention_free:
         return deployment.block_size
     token_bytes = _full(deployment, block_size=1).page_size_bytes
     state_bytes = max(state.page_size_bytes for state in states.values())
@@ -120,7 +120,8 @@ def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
         )
     state = _states(deployment).get(kind)
     if state is not None:
-        page = None if _is_attention_free(deployment) else _full(deployment).page_size_bytes
+        alone = deployment.model.is_attention_free
+        page = None if alone else _full(deployment).page_size_bytes
         drafted = _num_drafted(deployment)
         specs[".mixer"] = replace(state, page_size_padded=page, num_speculative_blocks=drafted)
     return specs
@@ -233,12 +234,6 @@ def _chunked(deployment: Deployment) -> ChunkedLocalAttentionSpec:
         indexes_kv_by_block_stride=True,
         **_heads(deployment, "chunked_attention"),
     )
-
-
-def _is_attention_free(deployment: Deployment) -> bool:
-    model = deployment.model
-    kinds = {model.layer_type(index) for index in range(model.num_hidden_layers)}
-    return kinds <= {"mamba", "linear_attention", "conv", "mlp"}
 
 
 def _states(deployment: Deployment) -> dict[str, MambaSpec]:

@@ -18,6 +18,7 @@ _NAMES = {
     "non_torch": "non-torch",
     "cudagraph": "CUDA graphs",
     "recurrent_states": "recurrent states",
+    "kv_share": "share of K and V",
     _CACHE: "KV cache",
 }
 _ORDER = (
@@ -29,6 +30,7 @@ _ORDER = (
     "cudagraph",
     "runtime",
     "recurrent_states",
+    "kv_share",
     "correction",
 )
 

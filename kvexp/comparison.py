@@ -47,7 +47,8 @@ class Compare(Profiler):
         """The profilers named in `of`, by name.
 
         Raises:
-            InvalidValue: a name is not known or given twice, or there are fewer than two.
+            InvalidValue: a name is not known or given twice, there are fewer than two, or
+                options of another are given.
         """
         options: Any = getattr(self, "options", None)
         known = {item.name: getattr(options, item.name) for item in fields(options)}
@@ -61,6 +62,12 @@ class Compare(Profiler):
                 f"profiler.of must name {FEWEST} or more different profilers,"
                 f" got [{', '.join(self.of)}]"
             )
+        for name, each in known.items():
+            if name not in self.of and each != type(each)():
+                raise InvalidValue(
+                    f"profiler.options.{name} is given, but profiler.of does not name {name}:"
+                    f" [{', '.join(self.of)}]"
+                )
         recorded = side_by_side.SIMULATED in self.of
         return {name: _recording(known[name]) if recorded else known[name] for name in self.of}
 

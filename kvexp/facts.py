@@ -37,17 +37,18 @@ def with_facts(cfg: DictConfig, overrides: Sequence[str], option: str) -> DictCo
     node = OmegaConf.select(cfg, "model", throw_on_missing=False)
     if not isinstance(node, DictConfig):
         return cfg
-    if node.get("path") is None:
-        if option == OPTION:
-            raise InvalidValue(
-                "model.path must be given with model=hf: a folder with config.json, a config.json,"
-                " a safetensors index or file, or a GGUF file"
-            )
-        return cfg
+    path = node.get("path")
     if option != OPTION:
+        if path is None:
+            return cfg
         raise InvalidValue(f"model.path must be given with model={OPTION}, got model={option}")
+    if path is None or not str(path).strip():
+        raise InvalidValue(
+            "model.path must be given with model=hf: a folder with config.json, a config.json,"
+            " a safetensors index or file, or a GGUF file"
+        )
     model = read_model(
-        Path(str(node.path)).expanduser(),
+        Path(str(path)).expanduser(),
         config_path=node.get("config_path"),
         given=_given(node, overrides),
     )
@@ -82,6 +83,8 @@ def with_draft(cfg: DictConfig, folders: Sequence[Path]) -> DictConfig:
     named = OmegaConf.select(cfg, "speculative.model", throw_on_missing=False)
     if named is None:
         return cfg
+    if not str(named).strip():
+        raise InvalidValue("speculative.model must name a model, a Hugging Face id or a folder")
     model = _draft(str(named), folders)
     filled = copy.deepcopy(cfg)
     with open_dict(filled):

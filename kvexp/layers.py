@@ -8,9 +8,7 @@ from kvexp.dtypes import KvDtype
 from kvexp.engine import RankShape
 from kvexp.errors import InvalidValue
 from kvexp.kv.specs import MambaSpec
-
-CACHELESS = ("mamba", "linear_attention", "conv", "mlp")
-"""Kinds of layers that keep nothing for a token."""
+from kvexp.request import CACHELESS
 
 WINDOWED = ("sliding_attention", "chunked_attention")
 """Kinds of layers that need only the last tokens."""
@@ -22,11 +20,15 @@ def kv_elements(deployment: Deployment, index: int) -> tuple[int, int]:
     KV heads are split over the tensor-parallel ranks and replicated beyond their number.
 
     Raises:
-        InvalidValue: the caches are compressed.
+        InvalidValue: the caches are compressed, or there are those of an encoder's output.
     """
     model = deployment.model
     if model.compressed is not None:
         raise InvalidValue(f"the compressed caches of {model.name} are known for engine=vllm only")
+    if model.cross_attention:
+        raise InvalidValue(
+            f"the cross-attention caches of {model.name} are known for engine=vllm only"
+        )
     if model.layer_type(index) in CACHELESS or not model.owns_cache(index):
         return 0, 0
     if model.mla is not None:

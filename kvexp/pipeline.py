@@ -299,7 +299,7 @@ def summary(
             effective=deployment.effective(),
             notes=deployment.notes,
         )
-    least = min(ranks, key=lambda rank: (rank.num_blocks, rank.rank))
+    least = min(ranks, key=lambda rank: (rank.num_blocks, rank.block_bytes == 0, rank.rank))
     return Result(
         status=Status.ok,
         stage=Stage.done,

@@ -45,6 +45,9 @@ A `hybrid` layer has full attention and Mamba side by side; `mlp` layers cache n
 STATE_LAYERS = ("mamba", "linear_attention", "conv", "hybrid")
 """Kinds of layers that keep a state of fixed size for every request."""
 
+CACHELESS = ("mamba", "linear_attention", "conv", "mlp")
+"""Kinds of layers that keep nothing for a token."""
+
 OLD_ROPE_TYPES = {"deepseek_yarn": "yarn", "su": "longrope"}
 """Names of rope scaling that others have replaced."""
 
@@ -237,6 +240,11 @@ class Model:
     def is_hybrid(self) -> bool:
         """Whether some layers keep a recurrent state."""
         return bool(set(STATE_LAYERS) & set(self.layer_types or ()))
+
+    @property
+    def is_attention_free(self) -> bool:
+        """Whether no layer keeps anything for a token."""
+        return bool(self.layer_types) and set(self.layer_types or ()) <= set(CACHELESS)
 
     def _check_rope_scaling(self) -> None:
         scaling = self.rope_scaling

@@ -150,6 +150,33 @@ def requested_len(knobs: Knobs, engine: str) -> int:
     return knobs.max_model_len or context_len(knobs.model)
 
 
+def split_heads(model: Model) -> tuple[int, int, str]:
+    """Heads and KV heads that tensor-parallel ranks divide, and what they are.
+
+    A model without attention divides the heads of its states.
+    """
+    if model.is_attention_free and model.mamba is not None:
+        heads = model.mamba.mamba_n_heads
+        return heads, heads, f"{heads} heads of states"
+    heads, kv_heads = model.num_attention_heads, model.kv_heads
+    return heads, kv_heads, f"{heads} attention heads, {kv_heads} KV heads"
+
+
+def check_attention(model: Model, engine: str) -> None:
+    """The engine has models with attention alone.
+
+    Raises:
+        InvalidValue: no layer of this one keeps K and V.
+    """
+    if not model.is_attention_free:
+        return
+    kinds = " and ".join(sorted(set(model.layer_types or ())))
+    raise InvalidValue(
+        f"model={model.name} has {kinds} layers and none of attention: {engine} has no such model"
+        " (engine=vllm has)"
+    )
+
+
 def check_parallel(knobs: Knobs, engine: str) -> None:
     """Heads must divide over tp; KV heads divide tp or tp divides them.
 
@@ -157,17 +184,16 @@ def check_parallel(knobs: Knobs, engine: str) -> None:
         InvalidValue: they do not, or there are more stages than layers.
     """
     model = knobs.model
+    heads, kv_heads, named = split_heads(model)
     allowed = [
         n
-        for n in range(1, model.num_attention_heads + 1)
-        if model.num_attention_heads % n == 0
-        and (model.mla is not None or model.kv_heads % n == 0 or n % model.kv_heads == 0)
+        for n in range(1, heads + 1)
+        if heads % n == 0 and (model.mla is not None or kv_heads % n == 0 or n % kv_heads == 0)
     ]
     if knobs.tp not in allowed:
         raise InvalidValue(
             f"tp must be one of {', '.join(map(str, allowed))} for {model.name} with {engine}"
-            f" ({model.num_attention_heads} attention heads, {model.kv_heads} KV heads),"
-            f" got {knobs.tp}"
+            f" ({named}), got {knobs.tp}"
         )
     if knobs.pp > model.num_hidden_layers:
         raise InvalidValue(

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from urllib.parse import urlsplit
 
 from kvexp import record, report
@@ -212,7 +212,7 @@ class MlflowStore(Store):
         results = [result for _, result in rows]
 
         def batch() -> None:
-            self._batch(parent_id, _sweep_metrics(results), _sweep_tags(results, folder))
+            self._batch(parent_id, _sweep_metrics(results), _sweep_tags(rows, folder))
 
         def upload() -> None:
             self._upload(parent_id, files)
@@ -451,20 +451,37 @@ def point_tags(data: Mapping[str, Any], folder: Path) -> dict[str, str]:
 
 
 def _sweep_metrics(results: Sequence[Result]) -> dict[str, float]:
+    """Counts of points, and `best.*` of those that are ok.
+
+    Tokens and concurrency are the largest, for they compare across engines; blocks, whose sizes
+    differ, are those of the point that holds most tokens.
+    """
     counts = Counter(result.status for result in results)
     metrics = {f"points.{status}": float(count) for status, count in counts.items()}
     metrics |= {"points": float(len(results)), "points.ok": float(counts[Status.ok])}
-    for name in ("num_blocks", "kv_tokens", "max_concurrency"):
-        values = [getattr(result, name) for result in results if result.ok]
+    ok = [result for result in results if result.ok]
+    for name in ("kv_tokens", "max_concurrency"):
+        values = [getattr(result, name) for result in ok]
         if known := [value for value in values if _is_number(value)]:
             metrics[f"best.{name}"] = float(max(known))
+    if ok and _is_number(blocks := max(ok, key=_capacity).num_blocks):
+        metrics["best.num_blocks"] = float(blocks)
     return metrics
 
 
-def _sweep_tags(results: Sequence[Result], folder: Path) -> dict[str, str]:
-    num_ok = sum(result.ok for result in results)
-    status = "ok" if num_ok == len(results) else "partial" if num_ok else "failed"
-    return {"status": status, "points": f"{num_ok}/{len(results)} ok", "folder": str(folder)}
+def _capacity(result: Result) -> tuple[float, ...]:
+    """What a point is better by: tokens, then requests at once, then blocks."""
+    figures = (result.kv_tokens, result.max_concurrency, result.num_blocks)
+    return tuple(figure if _is_number(figure) else -1.0 for figure in figures)
+
+
+def _sweep_tags(rows: Sequence[tuple[str, Result]], folder: Path) -> dict[str, str]:
+    ok = [(name, result) for name, result in rows if result.ok]
+    status = "ok" if len(ok) == len(rows) else "partial" if ok else "failed"
+    tags = {"status": status, "points": f"{len(ok)}/{len(rows)} ok", "folder": str(folder)}
+    if ok:
+        tags["best"] = shorten(max(ok, key=lambda row: _capacity(row[1]))[0])
+    return tags
 
 
 def _run_status(statuses: Sequence[str]) -> str:
@@ -492,7 +509,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -212,6 +212,19 @@ def test_each_profilers_options_are_reached_and_checked():
         compose_points([*POINT, "profiler=compare", "profiler.options.nvml.intervall_s=1"])
 
 
+@pytest.mark.parametrize("given", ["nvml.interval_s=0.02", "torch_allocator.sampler=none"])
+def test_options_of_a_profiler_that_is_not_asked_are_refused(given):
+    of = "profiler.of=[analytic,simulated]"
+    result = kvexp.run([*POINT, "profiler=compare", of, f"profiler.options.{given}"])
+    name = given.partition(".")[0]
+
+    assert result.status is Status.invalid
+    assert result.reason == (
+        f"profiler.options.{name} is given, but profiler.of does not name {name}:"
+        " [analytic, simulated]"
+    )
+
+
 # --- block by block --------------------------------------------------------------------------
 
 

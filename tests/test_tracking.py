@@ -216,6 +216,26 @@ def test_a_sweep(store, tmp_path):
         assert len(list(csv.DictReader(stream))) == 3
 
 
+def test_the_best_of_a_sweep_goes_by_tokens_where_blocks_differ_in_size(store, tmp_path):
+    # SGLang's blocks are single tokens: more blocks than vLLM's, yet fewer tokens
+    engines = [
+        ("engine=vllm", result(num_blocks=28962, block_size=16, kv_tokens=463392)),
+        (
+            "engine=sglang",
+            result(num_blocks=394000, block_size=1, kv_tokens=394000, max_concurrency=48.1),
+        ),
+        ("engine=nano_vllm", INVALID),
+    ]
+    parent = store.start_sweep("engine", {}, {})
+    store.finish_sweep(parent, engines, [], tmp_path)
+    run = store._client.get_run(parent)
+
+    assert run.data.metrics["best.kv_tokens"] == 463392
+    assert run.data.metrics["best.max_concurrency"] == 242.25
+    assert run.data.metrics["best.num_blocks"] == 28962
+    assert run.data.tags["best"] == "engine=vllm"
+
+
 @pytest.mark.parametrize(
     ("statuses", "expected", "tag"),
     [

@@ -32,7 +32,9 @@ def mamba(section: Section, model_type: str, hidden: int) -> Mamba:
             mamba_dt_rank=_dt_rank(section, hidden),
         )
     heads = section.required("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
-    names = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+    names: tuple[str, ...] = ("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+    if model_type == "mamba2":
+        names = ("head_dim", *names)  # there is no other head
     size = None if section.get(*names) == "auto" else section.integer(*names)
     if size is None and inner % heads:
         raise section.missing(*names)

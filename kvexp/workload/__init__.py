@@ -3,7 +3,12 @@
 torch and transformers are imported where they are used: without them this package still imports.
 """
 
-from kvexp.workload.architectures import config_facts, config_path, transformers_config
+from kvexp.workload.architectures import (
+    check_describes,
+    config_facts,
+    config_path,
+    transformers_config,
+)
 from kvexp.workload.building import Rank
 from kvexp.workload.counters import Counters, UnusableReading
 from kvexp.workload.forward import Forward, ForwardOptions, WarmupShape
@@ -32,6 +37,7 @@ __all__ = [
     "Workload",
     "WorkloadMeasurement",
     "check_captures",
+    "check_describes",
     "check_device",
     "check_measurable",
     "config_facts",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvexp.errors import InvalidValue
-from kvexp.hf import WRITABLE, config_json, text_config
+from kvexp.hf import WRITABLE, config_json, read_model, text_config
 from kvexp.request import Model
 from kvexp.simulate import Untraceable, make_config
 
@@ -41,6 +41,53 @@ def checkpoint_path(model: Model) -> str | None:
     folder = path if path.is_dir() else path.parent
     whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
     return str(folder) if whole else None
+
+
+def check_describes(model: Model, path: str, key: str) -> None:
+    """The config.json at `path`, which `key` named, is of this model.
+
+    Raises:
+        InvalidValue: it is of another one, or cannot be read.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        found = _sizes(read_model(file, key=key))
+    except InvalidValue as error:
+        raise InvalidValue(f"{key} {path} cannot be compared with the model: {error}") from None
+    asked = _sizes(model)
+    other = [
+        f"{name} {found.get(name)} and not {value}"
+        for name, value in asked.items()
+        if found.get(name) != value
+    ]
+    if other or found.keys() - asked.keys():
+        differing = ", ".join(other) or ", ".join(sorted(found.keys() - asked.keys()))
+        raise InvalidValue(
+            f"{key} {path} is of another model than {model.name} ({differing}): to run that one"
+            f" give model=hf model.path={path}"
+        )
+
+
+def _sizes(model: Model) -> dict[str, Any]:
+    """What tells two models apart: the facts that weights and caches are counted from."""
+    kinds = [model.layer_type(index) for index in range(model.num_hidden_layers)]
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": model.num_hidden_layers,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_attention_heads": model.num_attention_heads,
+        "vocab_size": model.vocab_size,
+        **{f"{kind} layers": kinds.count(kind) for kind in set(kinds)},
+    }
+    if model.mla is None:
+        sizes |= {"num_key_value_heads": model.kv_heads, "head_dim": model.head_size}
+    else:
+        sizes["latent_size"] = model.mla.latent_size
+    if model.moe is not None:
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            sizes[name] = getattr(model.moe, name)
+    return sizes
 
 
 def config_facts(model: Model) -> Mapping[str, Any]:

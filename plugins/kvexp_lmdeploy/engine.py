@@ -52,6 +52,7 @@ class Lmdeploy(FreeMemoryEngine):
             raise InvalidValue(
                 f"engine.backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}"
             )
+        terms.check_attention(knobs.model, self.title)
         terms.check_parallel(knobs, self.title)
         if knobs.pp != 1:
             raise InvalidValue(f"pp must be 1 for LMDeploy, got {knobs.pp}")
@@ -199,7 +200,7 @@ class Lmdeploy(FreeMemoryEngine):
                     kind="full",
                     num_layers=num_layers,
                     block_size=size,
-                    page_size_bytes=sizes[rank] // max(num_layers, 1),
+                    page_size_bytes=sizes[rank] // num_layers,
                     num_blocks=blocks,
                     blocks_per_request=per_request,
                 ),
@@ -232,8 +233,8 @@ class Lmdeploy(FreeMemoryEngine):
 
     def _block_bytes(self, deployment: Deployment, shape: RankShape) -> int:
         if deployment.usage == "pytorch":
-            return max(1, rules.pytorch_block_bytes(deployment, shape))
-        return max(1, rules.turbomind_block_bytes(deployment, shape))
+            return rules.pytorch_block_bytes(deployment, shape)
+        return rules.turbomind_block_bytes(deployment, shape)
 
     def _reserves(self, deployment: Deployment, left_bytes: int) -> tuple[Part, ...]:
         """The PyTorch engine's states and runtime; TurboMind keeps none."""
@@ -283,6 +284,11 @@ class Lmdeploy(FreeMemoryEngine):
             notes.append(f"backend {backend}; unverified: the list of models that TurboMind takes")
         if backend == "turbomind" and not self._is_region(backend):
             notes.append(f"unverified: TurboMind {self.version} by its documentation")
+        if knobs.model.is_hybrid and knobs.model.model_type not in rules.STATE_TYPES:
+            notes.append(
+                f"LMDeploy has states of {', '.join(rules.STATE_TYPES)} alone: those of"
+                f" {knobs.model.model_type} are counted by the same rule"
+            )
         if backend == "turbomind" and knobs.model.is_hybrid:
             notes.append("unverified: recurrent states in TurboMind are not counted")
         if knobs.model.sliding_window is not None:

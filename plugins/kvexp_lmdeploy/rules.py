@@ -34,6 +34,9 @@ TURBOMIND_TYPES = (
 )
 """Model types that TurboMind takes; others fall to the PyTorch engine."""
 
+STATE_TYPES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Model types with recurrent states (0.16: `pytorch/configurations`)."""
+
 
 def release_of(version: str) -> tuple[int, ...]:
     """The numbers of a version.
@@ -106,7 +109,7 @@ def runtime_bytes(deployment: Deployment, free_bytes: int, block_bytes: int) -> 
         rows = tokens + 2 * deployment.max_num_seqs
         reserve = rows * deployment.model.vocab_size * 2
         left = int((free_bytes - reserve) * deployment.util)
-        if left // max(block_bytes, 1) >= FEWEST_BLOCKS:
+        if left // block_bytes >= FEWEST_BLOCKS:
             return reserve
         tokens //= 2
     return -1

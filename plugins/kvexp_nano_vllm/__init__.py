@@ -235,6 +235,7 @@ class NanoVllm(Engine):
 
 def _check(knobs: Knobs, version: str) -> None:
     model = knobs.model
+    terms.check_attention(model, "nano-vLLM")
     if version != VERSION:
         raise InvalidValue(f"engine.version must be {VERSION} for nano-vLLM, got {version!r}")
     if knobs.quantization is not None:
@@ -272,6 +273,8 @@ def _foreign(model: Model) -> list[str]:
     foreign = [kind for kind in sorted(kinds) if kind != "full_attention"]
     if model.mla is not None:
         foreign.append("latent attention")
+    if model.cross_attention:
+        foreign.append("cross attention")
     if not foreign:
         return []
     return [

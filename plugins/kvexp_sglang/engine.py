@@ -24,7 +24,7 @@ from kvexp.contract import (
     layers,
     terms,
 )
-from kvexp_sglang import fraction, pools
+from kvexp_sglang import fraction, pools, refusals
 from kvexp_sglang.pools import Cell, Pools
 
 KV_FORMATS = (KvDtype.bf16, KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2, KvDtype.nvfp4)
@@ -69,7 +69,12 @@ class Sglang(FreeMemoryEngine):
 
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""
-        fraction.release_of(self.version)
+        if fraction.release_of(self.version) < pools.STATES_ALONE_SINCE:
+            terms.check_attention(knobs.model, f"{self.title} {self.version}")
+        if self.max_mamba_cache_size is not None and self.max_mamba_cache_size < 1:
+            raise InvalidValue(
+                f"engine.max_mamba_cache_size must be at least 1, got {self.max_mamba_cache_size}"
+            )
         terms.check_parallel(knobs, self.title)
         length = terms.requested_len(knobs, self.title)
         longest = terms.context_len(knobs.model)
@@ -175,7 +180,7 @@ class Sglang(FreeMemoryEngine):
         slot = self._slot_bytes(deployment)
         if slot == 0 or rest <= 0:
             return (), rest
-        slots = self.max_mamba_cache_size
+        slots = self._given_slots(deployment)
         if slots is None:
             slots = pools.slots_of(rest, slot, self.mamba_full_memory_ratio)
         states = terms.derived(
@@ -183,13 +188,20 @@ class Sglang(FreeMemoryEngine):
             (slots + 1) * slot,
             f"{slots:,} slots of {slot:,} bytes and one of padding",
         )
-        return (states,), rest - states.size_bytes
+        left = rest - states.size_bytes
+        if deployment.model.is_attention_free and left > 0:
+            return (self._share_of_tokens(deployment, left + slot),), slots * slot
+        return (states,), left
 
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
         """Whole pages of tokens on each rank; the least counts."""
         least = min(range(len(available_bytes)), key=available_bytes.__getitem__)
         if available_bytes[least] <= 0:
-            return self._nothing_left(deployment, least, available_bytes[least])
+            return refusals.nothing_left(deployment, least, available_bytes[least])
+        if refusal := self._too_few_slots(deployment, least, available_bytes):
+            return refusal
+        if deployment.model.is_attention_free:
+            return self._plan_of_states(deployment, available_bytes)
         page, shapes = deployment.block_size, self.ranks(deployment)
         cells = [self._cell(deployment, shape) for shape in shapes]
         found = [
@@ -207,13 +219,15 @@ class Sglang(FreeMemoryEngine):
         if self.max_total_tokens is not None:
             tokens = min(tokens, self.max_total_tokens // page * page)
         if tokens <= 0:
-            return _no_tokens(deployment, rank, available_bytes[rank], cells[rank])
+            return refusals.no_tokens(deployment, rank, available_bytes[rank], cells[rank])
         swa = None
         if found[rank].swa_tokens is not None:
             swa = int(tokens * self._swa_ratio) // page * page
             needed = layers.window(deployment) + page
             if swa <= needed:
-                return _window_too_large(deployment, rank, available_bytes[rank], swa, needed)
+                return refusals.window_too_large(
+                    deployment, rank, available_bytes[rank], swa, needed
+                )
         return self._plan(deployment, available_bytes, (rank, tokens, swa), cells, found)
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
@@ -221,9 +235,12 @@ class Sglang(FreeMemoryEngine):
         cell = self._cell(deployment, self.ranks(deployment)[0])
         slots = plan.kv_tokens + deployment.block_size  # one page of padding
         k, v = slots * cell.full_k_bytes / GIB, slots * cell.full_v_bytes / GIB
-        size = f"K size: {k:.2f} GB, V size: {v:.2f} GB" if v else f"KV size: {k:.2f} GB"
+        is_latent = deployment.model.mla is not None
+        size = f"KV size: {k:.2f} GB" if is_latent else f"K size: {k:.2f} GB, V size: {v:.2f} GB"
         requests = self._requests(deployment, plan.kv_tokens, plan.available_bytes_per_rank)
         lines = [f"KV Cache is allocated. #tokens: {plan.kv_tokens}, {size}"]
+        if deployment.model.is_attention_free:
+            lines.insert(0, self._states_line(deployment, plan.available_bytes_per_rank))
         if len(plan.groups) > 1:
             swa = plan.groups[1].num_blocks * deployment.block_size
             lines.insert(
@@ -273,13 +290,74 @@ class Sglang(FreeMemoryEngine):
             kv_tokens=tokens,
             max_concurrency=min(concurrency, float(requests)),
             max_model_len=length,
-            num_blocks_per_rank=tuple(each.tokens // page for each in found),
+            num_blocks_per_rank=tuple(
+                (each.tokens if each.cell_bytes else tokens) // page for each in found
+            ),
             block_bytes_per_rank=tuple(int(each.cell_bytes * page) for each in found),
             groups=tuple(groups),
             layout=" and ".join(f"{g.num_layers} layers in the {g.kind} pool" for g in groups),
             notes=tuple(notes),
             available_bytes_per_rank=tuple(available_bytes),
         )
+
+    def _plan_of_states(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan:
+        """No layer keeps K and V: the blocks are the slots of states, tokens take no memory.
+
+        `DefaultPoolConfigurator`: a token of 0 bytes gives max_total_tokens, or one context.
+
+        Raises:
+            InvalidValue: a page is longer than that.
+        """
+        page, length = deployment.block_size, deployment.max_model_len
+        tokens = (self.max_total_tokens or length) // page * page
+        if tokens < 1:
+            raise InvalidValue(
+                f"block_size must be at most {self.max_total_tokens or length}, the tokens of"
+                f" {deployment.model.name} with SGLang, got {page}"
+            )
+        slots, slot = self._slots(deployment, available_bytes), self._slot_bytes(deployment)
+        requests = self._requests(deployment, tokens, available_bytes)
+        num_layers = max(shape.num_layers for shape in self.ranks(deployment))
+        return CachePlan(
+            num_blocks=slots,
+            block_size=length,
+            kv_tokens=tokens,
+            max_concurrency=min(tokens / length, float(requests)),
+            max_model_len=length,
+            num_blocks_per_rank=tuple(left // slot for left in available_bytes),
+            block_bytes_per_rank=(slot,) * len(available_bytes),
+            groups=(
+                KvGroup(
+                    kind="mamba",
+                    num_layers=num_layers,
+                    block_size=length,
+                    page_size_bytes=slot // num_layers,
+                    num_blocks=slots,
+                    blocks_per_request=self._slots_per_request,
+                ),
+            ),
+            layout=f"{num_layers} layers in slots of states, no K and V",
+            notes=(
+                f"at most {requests:,} requests run at once",
+                "the blocks are slots of states: no layer keeps K and V, so that a token takes no"
+                f" memory; their number, {tokens:,}, is engine.max_total_tokens, else one context",
+            ),
+            available_bytes_per_rank=tuple(available_bytes),
+        )
+
+    def _share_of_tokens(self, deployment: Deployment, size_bytes: int) -> Part:
+        """What a model without K and V leaves empty."""
+        why = "the slot of padding, and what is left beside the slots that were given"
+        if self._given_slots(deployment) is None:
+            why = (
+                "the slot of padding, and the share of K and V, which no layer keeps (at"
+                f" mamba_full_memory_ratio {self.mamba_full_memory_ratio:g})"
+            )
+        return terms.derived("kv_share", size_bytes, why)
+
+    @property
+    def _slots_per_request(self) -> int:
+        return 1 if self.disable_radix_cache else SLOTS_PER_REQUEST
 
     @property
     def _swa_ratio(self) -> float:
@@ -303,13 +381,48 @@ class Sglang(FreeMemoryEngine):
         else:
             by_context = int(tokens / deployment.max_model_len * REQUESTS_PER_CONTEXT)
             cap = min(max(min(by_context, MOST_REQUESTS), FEWEST_REQUESTS), tokens // 2)
-        slot = self._slot_bytes(deployment)
-        if slot:
-            slots = self.max_mamba_cache_size
-            if slots is None:
-                slots = self._slots_beside(min(available_bytes), slot)
-            cap = min(cap, slots // (1 if self.disable_radix_cache else SLOTS_PER_REQUEST))
+        if deployment.model.is_hybrid:
+            cap = min(cap, self._slots(deployment, available_bytes) // self._slots_per_request)
         return max(cap, 1)
+
+    def _given_slots(self, deployment: Deployment) -> int | None:
+        """Slots that are not a share of memory; without a radix cache one a request is enough."""
+        if self.max_mamba_cache_size is not None:
+            return self.max_mamba_cache_size
+        if self.disable_radix_cache and deployment.max_num_seqs != MOST_REQUESTS:
+            return deployment.max_num_seqs
+        return None
+
+    def _slots(self, deployment: Deployment, available_bytes: Sequence[int]) -> int:
+        """Slots of states that every rank holds: all there is, or what was split off before."""
+        if deployment.model.is_attention_free:
+            return min(available_bytes) // self._slot_bytes(deployment)
+        given = self._given_slots(deployment)
+        if given is not None:
+            return given
+        return self._slots_beside(min(available_bytes), self._slot_bytes(deployment))
+
+    def _too_few_slots(
+        self, deployment: Deployment, rank: int, available_bytes: Sequence[int]
+    ) -> Refusal | None:
+        """States of not even one request."""
+        slot = self._slot_bytes(deployment)
+        if not slot:
+            return None
+        slots, needed = self._slots(deployment, available_bytes), self._slots_per_request
+        if slots >= needed:
+            return None
+        return refusals.too_few_slots(deployment, rank, slots, needed, slot)
+
+    def _states_line(self, deployment: Deployment, available_bytes: Sequence[int]) -> str:
+        slots = self._slots(deployment, available_bytes)
+        convolution, recurrent = layers.state_elements(deployment, self.ranks(deployment)[0])
+        conv = (slots + 1) * convolution * deployment.dtype.itemsize_bytes / GIB
+        ssm = (slots + 1) * recurrent * self.mamba_ssm_dtype.itemsize_bytes / GIB
+        return (
+            f"Mamba Cache is allocated. max_mamba_cache_size: {slots},"
+            f" conv_state size: {conv:.2f}GB, ssm_state size: {ssm:.2f}GB"
+        )
 
     def _slots_beside(self, tokens_bytes: int, slot: int) -> int:
         """Slots that were split off when `tokens_bytes` remained for tokens."""
@@ -320,24 +433,6 @@ class Sglang(FreeMemoryEngine):
             if pools.slots_of(rest, slot, ratio) == slots:
                 return slots
         return max(0, around - 1)
-
-    def _nothing_left(self, deployment: Deployment, rank: int, rest: int) -> Refusal:
-        """The check before the pool; the fraction it names leaves exactly nothing."""
-        suggested = deployment.util - rest / deployment.free_bytes if deployment.free_bytes else 1.0
-        suggested = math.ceil(suggested * 1000) / 1000
-        hint = (
-            f"mem_fraction_static must be above {suggested:g}"
-            if suggested < 1
-            else "no mem_fraction_static is enough: the weights do not fit"
-        )
-        return Refusal(
-            kind="no_memory",
-            message=f"{gib(rest)} are left for the pool at mem_fraction_static"
-            f" {deployment.util:g}; {hint}",
-            rank=rank,
-            needed_bytes=0,
-            available_bytes=rest,
-        )
 
     def _notes(self, knobs: Knobs) -> list[str]:
         notes = []
@@ -396,29 +491,4 @@ def _group(
         page_size_bytes=token_bytes * page // max(num_layers, 1),
         num_blocks=tokens // page,
         blocks_per_request=-(-kept // page),
-    )
-
-
-def _no_tokens(deployment: Deployment, rank: int, left: int, cell: Cell) -> Refusal:
-    page_bytes = (cell.full_bytes + cell.swa_bytes) * deployment.block_size
-    return Refusal(
-        kind="no_blocks",
-        message=f"{gib(left)} hold no page of {gib(page_bytes)}; increase mem_fraction_static"
-        f" ({deployment.util:g})",
-        rank=rank,
-        needed_bytes=page_bytes,
-        available_bytes=left,
-    )
-
-
-def _window_too_large(
-    deployment: Deployment, rank: int, left: int, tokens: int, needed: int
-) -> Refusal:
-    return Refusal(
-        kind="window_too_large",
-        message=f"the window's pool holds {tokens:,} tokens, window and page need {needed:,};"
-        f" increase swa_full_tokens_ratio or mem_fraction_static ({deployment.util:g})",
-        rank=rank,
-        needed_bytes=left * needed // max(tokens, 1),
-        available_bytes=left,
     )

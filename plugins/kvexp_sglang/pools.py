@@ -10,6 +10,9 @@ from kvexp.contract import Deployment, KvDtype, RankShape, layers
 FP4_GROUP = 16  # elements that share one byte of scale
 RAW_SCALE_GROUP, RAW_SCALE_BYTES = 128, 4  # of the sparse latent's fp8 layout
 RAW_ROPE_BYTES = 2
+ANY_NUMBER = 2**63 - 1  # of tokens, on a stage whose layers keep none
+STATES_ALONE_SINCE = (0, 5, 20)
+"""The first release with models without attention (`models/mamba2.py`, `falcon_mamba.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +84,8 @@ def pools_of(
     if not cell.has_two_pools:
         cell_bytes = cell.full_bytes + cell.swa_bytes
         cell_bytes += int(cell_bytes * num_draft_layers / num_layers)
-        tokens = budget_bytes // cell_bytes if cell_bytes else 0
-        return Pools(tokens=_pages(tokens, page), swa_tokens=None, cell_bytes=cell_bytes)
+        tokens = _pages(budget_bytes // cell_bytes, page) if cell_bytes else ANY_NUMBER
+        return Pools(tokens=tokens, swa_tokens=None, cell_bytes=cell_bytes)
     shared = cell.full_bytes + ratio * cell.swa_bytes
     shared += int(shared * num_draft_layers / num_layers)
     tokens = _pages(int(budget_bytes // shared), page)

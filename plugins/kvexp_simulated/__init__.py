@@ -29,7 +29,8 @@ class Simulated(ForwardOptions, Profiler):
     passed. `cudnn`: cuDNN's attention is enabled, as is torch's default.
     `loading`: in_place, or state_dict, when a checkpoint lies beside the model for a while.
     `allocator_conf`: what PYTORCH_ALLOC_CONF would hold. `memory_limit`: the process's cap on
-    torch's memory in bytes. `config_path`: a config.json to trace instead of the model's facts.
+    torch's memory in bytes. `config_path`: the model's own config.json, traced instead of its
+    facts; one of another model is refused.
     `device`: a card's profile, as `python -m kvexp.calibrate` writes it, in place of the packaged.
     `repeat_layers`: of equal layers a few are run and repeated; refused where layers differ.
     `timeline`, `snapshot`: files to write, a picture and what PyTorch's memory viewer opens.
@@ -87,5 +88,6 @@ class Simulated(ForwardOptions, Profiler):
             timeline=self.timeline,
             snapshot=self.snapshot,
         )
+        request.check_model(deployment.model)
         request.case(deployment)
         return Simulation(deployment, engine, request)

@@ -227,8 +227,6 @@ class Simulation(Measurement):
 
     def _differences(self, profile: Profile, shape: RankShape) -> tuple[Part, ...]:
         """The engine's own weights and forward, by its rules, less transformers'."""
-        if not self.request.is_of(self.deployment.model):
-            return (_part("engine_delta", 0, Provenance.assumed, _ANOTHER_MODEL),)
         weights = self._difference(
             "engine_weights_delta", self.engine.predict_weights, profile.weights_bytes, shape
         )
@@ -288,7 +286,6 @@ def _consequence(missing_bytes: int) -> str:
     return "without harm here: loading takes no more than the forward"
 
 
-_ANOTHER_MODEL = "profiler.config_path is not the point's model: the engine's is taken to be alike"
 _NOT_ENGINES_OWN = "this warm-up is not the engine's own: nothing is set right"
 
 

@@ -8,6 +8,7 @@ from kvexp.contract import (
     ForwardOptions,
     InvalidValue,
     Model,
+    check_describes,
     config_facts,
     simulate,
     transformers_config,
@@ -48,24 +49,19 @@ class Request:
         """
         return replace(self.forward(deployment).case, mask=self.mask, cudnn=self.cudnn)
 
-    def is_of(self, model: Model) -> bool:
-        """Whether what is traced is this model, as far as a config.json of its own tells."""
-        if self.config_path is None:
-            return True
-        facts = simulate.read_facts(self.config_path)
-        facts = facts.get("text_config") or facts
-        return all(
-            facts.get(name) == getattr(model, name)
-            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-        )
+    def check_model(self, model: Model) -> None:
+        """A config.json of its own is of this model.
+
+        Raises:
+            InvalidValue: it is of another one, or cannot be read.
+        """
+        if self.config_path is not None:
+            simulate.read_facts(self.config_path)
+            check_describes(model, self.config_path, "profiler.config_path")
 
     def is_engines_own(self, deployment: Deployment) -> bool:
         """Whether the forward is the one that an engine's rule for its own forward is about."""
-        return (
-            self.is_of(deployment.model)
-            and not self.mask
-            and self.options.is_engines_own(deployment)
-        )
+        return not self.mask and self.options.is_engines_own(deployment)
 
     def subject(self, deployment: Deployment) -> simulate.Subject:
         """The model to trace.

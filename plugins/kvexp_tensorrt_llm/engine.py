@@ -50,6 +50,7 @@ class TensorrtLlm(FreeMemoryEngine):
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""
         self._rounds_up()
+        terms.check_attention(knobs.model, f"{self.title}'s PyTorch backend")
         terms.check_parallel(knobs, self.title)
         for option in ("max_tokens", "max_gpu_total_bytes"):
             value = getattr(self, option)
@@ -149,15 +150,20 @@ class TensorrtLlm(FreeMemoryEngine):
         return tuple(parts), budget - sum(part.size_bytes for part in parts)
 
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
-        """Tokens of each rank, the least of all, then whole blocks."""
+        """Tokens of each rank, the least of all, then whole blocks.
+
+        A stage without attention holds any number.
+        """
         shapes = self.ranks(deployment)
-        sizes = [max(1, pools.token_bytes(deployment, shape)) for shape in shapes]
-        counts = [
-            self._blocks(deployment, max(0, left) / size)
-            for left, size in zip(available_bytes, sizes, strict=True)
-        ]
-        blocks = min(counts)
-        rank = counts.index(blocks)
+        sizes = [pools.token_bytes(deployment, shape) for shape in shapes]
+        limits = {
+            index: self._blocks(deployment, max(0, left) / size)
+            for index, (left, size) in enumerate(zip(available_bytes, sizes, strict=True))
+            if size
+        }
+        rank = min(limits, key=limits.__getitem__)
+        blocks = limits[rank]
+        counts = [limits.get(index, blocks) for index in range(len(sizes))]
         if blocks <= 0:
             block_bytes = sizes[rank] * deployment.block_size
             return Refusal(

@@ -454,7 +454,7 @@ class Vllm(Engine):
 
     def _notes(self, knobs: Knobs) -> tuple[str, ...]:
         notes = list(knobs.model.notes)
-        if not weights.is_known(knobs.model):
+        if not weights.is_known(knobs.model) and knobs.model.path is None:  # the reader says it
             kind = knobs.model.model_type
             notes.append(f"the structure of model_type {kind!r} is assumed: a gated decoder")
         if knobs.model.head_dim is None:

@@ -198,6 +198,38 @@ def test_the_number_of_slots_can_be_given(run):
     assert "at most 30 requests run at once" in result.notes
 
 
+def test_a_model_without_attention_has_slots_of_states_and_tokens_without_memory(run):
+    # 64 layers of 3 x 8192 channels in bf16 and 8192 x 16 states in fp32
+    slot = 64 * (3 * 8192 * 2 + 8192 * 16 * 4)
+    asked = ("model=falcon_mamba_7b", "engine=sglang", "gpu=h100")
+    result = run(*asked)
+    rest = result.budget.available_bytes + result.budget.part("kv_share").size_bytes
+    slots = int((rest * 0.9 / 1.9 - slot) // slot)
+
+    assert (result.num_blocks, result.block_bytes) == (slots, slot)
+    assert f"at most {slots // 3} requests run at once" in result.notes
+    assert f"max_mamba_cache_size: {slots}," in result.log_lines[0]
+    # a token of 0 bytes: DefaultPoolConfigurator takes max_total_tokens, or one context
+    assert (result.kv_tokens, result.max_concurrency) == (131072, 1.0)
+    assert result.log_lines[-1].startswith("max_total_num_tokens=131072,")
+    many = run(*asked, f"engine.max_total_tokens={10 * 131072}")
+    assert (many.num_blocks, many.kv_tokens, many.max_concurrency) == (slots, 10 * 131072, 10.0)
+
+
+def test_given_slots_of_a_model_without_attention(run):
+    asked = ("model=falcon_mamba_7b", "engine=sglang", "gpu=h100")
+
+    assert run(*asked, "engine.max_mamba_cache_size=60").num_blocks == 60
+    # without a radix cache one slot a request is enough
+    alone = run(*asked, "engine.disable_radix_cache=true", "max_num_seqs=40")
+    assert (alone.num_blocks, "at most 40 requests run at once" in alone.notes) == (40, True)
+    few = run(*asked, "engine.max_mamba_cache_size=2")
+    assert few.refusal.kind == "no_memory"
+    assert few.reason.startswith("2 slots of states are too few: one request takes 3")
+    more = run(*asked, "engine.max_mamba_cache_size=20000")
+    assert more.refusal.available_bytes < 0
+
+
 @pytest.mark.parametrize(
     ("tokens", "length", "requests"),
     [

@@ -23,6 +23,22 @@ FALCON_MAMBA = {
     "use_conv_bias": True,
     "vocab_size": 65024,
 }
+MAMBA2 = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "conv_kernel": 4,
+    "expand": 2,
+    "head_dim": 64,
+    "hidden_size": 4096,
+    "max_position_embeddings": 262144,
+    "n_groups": 8,
+    "num_heads": 128,
+    "num_hidden_layers": 64,
+    "state_size": 128,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32768,
+}
 GROK2 = {
     "architectures": ["Grok1ForCausalLM"],
     "model_type": "git",
@@ -167,6 +183,30 @@ def test_grok1_has_experts_alone(read):
 
 def test_falcon_mambas_state_has_the_channels_of_its_intermediate_size(read):
     assert read(FALCON_MAMBA).mamba.intermediate_size == 8192
+
+
+def test_mamba2_has_a_mixer_a_layer_and_no_decoder_to_assume(read, cached):
+    # Mamba-Codestral-7B: 7,285,403,648 parameters, as transformers 5.17 counts them
+    model = read(MAMBA2)
+
+    assert weights.parameters(model) == 7_285_403_648
+    assert model.notes == []
+    layers, token_bytes, state_bytes = cached(model)
+    assert (layers, token_bytes) == ({"mamba": 64}, 0)
+    assert state_bytes == 64 * 2 * (3 * (8192 + 2 * 8 * 128) + 128 * 64 * 128)
+
+
+def test_an_unknown_type_is_noted_once_as_a_gated_decoder(tmp_path):
+    import kvexp
+
+    config = {"model_type": "novel", "num_attention_heads": 8, "hidden_size": 512}
+    config |= {"num_hidden_layers": 2, "intermediate_size": 1024, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = kvexp.run(["model=hf", f"model.path={tmp_path}", "gpu=h100"])
+
+    assert [note for note in result.notes if "gated decoder" in note] == [
+        "the structure of model_type 'novel' is not known: a gated decoder is assumed"
+    ]
 
 
 def test_mistral4_caches_its_latent_vector(read):

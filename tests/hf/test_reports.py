@@ -381,3 +381,16 @@ def test_a_path_is_no_configuration(tmp_path, monkeypatch):
     (point,) = compose_points(["model=hf", "model.path=.", "gpu=h200"])
 
     assert point.run.model.path == str(folder)
+
+
+@pytest.mark.parametrize("given", [(), ("model.path=''",), ("model.path='  '",), ("model.path=",)])
+def test_a_path_that_is_missing_or_empty_is_one_clear_line(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # an empty path is not this folder
+    (tmp_path / "config.json").write_text(json.dumps(dense("qwen2", 4, 8, 8, 64)))
+    result = kvexp.run(["model=hf", "gpu=h200", *given])
+
+    assert result.status == "invalid"
+    assert result.reason.startswith("model.path must be given with model=hf: a folder with")
+    empty = kvexp.run(["model=llama3_8b", "gpu=h200", "speculative.model=''"])
+    assert empty.reason == "speculative.model must name a model, a Hugging Face id or a folder"

@@ -247,7 +247,8 @@ def test_a_refusal_through_the_pipeline_is_an_invalid_point(tmp_path, monkeypatc
     facts = {"model_type": "qwen3", **WINDOWS, "num_hidden_layers": 12, "layer_types": types(1)}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     point = ["profiler=simulated", "model=qwen3_0_6b", "gpu=h200", "tracking=off"]
-    refused = kvexp.run([*point, "profiler.config_path=config.json", "profiler.repeat_layers=true"])
+    own = ["model=hf", "model.path=config.json"]
+    refused = kvexp.run([*point, *own, "profiler.repeat_layers=true"])
     plain, short = (
         kvexp.run([*point, "profiler.seq_len=512", f"profiler.repeat_layers={value}"])
         for value in ("false", "true")

@@ -251,11 +251,81 @@ def test_timeline_and_snapshot_are_written(run, tmp_path):
     assert snapshot["segments"] == []
 
 
+NEOX = {
+    "model_type": "gpt_neox",
+    "architectures": ["GPTNeoXForCausalLM"],
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "rope_theta": 1000000,
+}
+
+
 def test_a_config_json_of_any_architecture_is_traced(run, tmp_path):
-    config = {"model_type": "gpt_neox", "num_hidden_layers": 2, "architectures": ["X"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    result = run(f"profiler.config_path={tmp_path}", "profiler.seq_len=64")
+    (tmp_path / "config.json").write_text(json.dumps(NEOX))
+    result = run("model=hf", f"model.path={tmp_path}", "profiler.seq_len=64")
 
     assert result.status is Status.ok
     assert result.profile.weights_bytes > 0
-    assert "is not the point's model" in result.budget.part("engine_delta").reason
+    assert result.profile.activation.provenance is Provenance.simulated
+
+
+def test_a_models_own_config_json_gives_what_its_facts_give(run, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    for path in (tmp_path, tmp_path / "config.json"):
+        own = run(f"profiler.config_path={path}")
+        assert own.status is Status.ok
+        assert own.profile == run().profile
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "hidden_size 256 and not 1024"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+        ({"model_type": "rwkv"}, "its state is not known"),
+    ],
+)
+def test_a_config_json_of_another_model_is_refused_in_one_line(run, tmp_path, change, said):
+    (tmp_path / "config.json").write_text(json.dumps({**NEOX, **change}))
+    result = run(f"profiler.config_path={tmp_path}")
+
+    assert result.status is Status.invalid
+    assert result.reason.startswith(f"profiler.config_path {tmp_path} ")
+    assert said in result.reason
+    assert "\n" not in result.reason
+    assert change or result.reason.endswith(f"give model=hf model.path={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [
+        ("num_hidden_layers", 27),
+        ("num_key_value_heads", 4),
+        ("head_dim", 64),
+        ("vocab_size", 151937),
+        ("intermediate_size", 3000),
+    ],
+)
+def test_a_fact_changed_on_the_line_makes_it_another_model(run, tmp_path, fact, value):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    result = run(f"profiler.config_path={tmp_path}", f"model.{fact}={value}")
+
+    assert f"and not {value}" in result.reason
