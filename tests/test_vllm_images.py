@@ -64,3 +64,17 @@ def test_v1_encodes_its_largest_item_once_where_the_step_is_shorter():
 
     assert one < 2.2 * GIB  # a video of two frames is as much as an image
     assert more == pytest.approx(3 * one, rel=0.02)  # three of them stand beside one image
+
+
+@pytest.mark.parametrize(
+    ("asked", "printed"),
+    [
+        ("gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4", 7.16),
+        ("gpu=jetson_agx_orin model=qwen25_vl_7b quantization=awq engine.version=0.10.0-v0", 6.59),
+        ("gpu=rtx_4090 model=qwen2_vl_7b engine.version=0.6.6", 15.51),  # 15.5083
+    ],
+)
+def test_positions_in_time_have_a_table_four_times_as_long_from_0_7_2(asked, printed):
+    assert kvexp.run(asked.split()).profile.weights_bytes == pytest.approx(
+        printed * GIB, abs=PRINTED
+    )

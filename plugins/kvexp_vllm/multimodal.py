@@ -18,6 +18,15 @@ _VIDEO = re.compile(
 """Classes whose vision tower serves videos too."""
 
 
+_MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|Glm4v|Keye")
+"""Classes whose positions have a time, a height and a width (`MRotaryEmbedding`)."""
+
+
+def has_mrope(model: Model) -> bool:
+    """Whether a token's position is one in time, height and width."""
+    return _MROPE.match(model.architecture) is not None
+
+
 def modalities(model: Model) -> tuple[str, ...]:
     """What a request may hold beside text, by the model's towers and class."""
     if model.cross_attention and model.tower_parameters:

@@ -32,6 +32,7 @@ class VersionRules:
     `drops_images`: V0's profile has no images where its step is too short for a prompt of them.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
+    `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
@@ -71,6 +72,7 @@ class VersionRules:
     drops_images: bool = False
     pixel_bytes: int = 0
     rotary_copies: int = 1
+    mrope_rows: int = 4
     lora_extra_vocab: int = 256
     lora_experts: bool = False
     skips_towers: bool = False
@@ -93,15 +95,17 @@ _V0 = VersionRules(
     drops_images=True,
     pixel_bytes=8,
     rotary_copies=3,
+    mrope_rows=1,
 )
 _V0_5_3 = replace(_V0, first=(0, 5, 3), chunk_tokens=512)
 _V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
 _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
 _V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
-_V0_8 = replace(_V0_6_5, first=(0, 8), chunks_latent=False)
+_V0_7_2 = replace(_V0_6_5, first=(0, 7, 2), mrope_rows=4)
+_V0_8 = replace(_V0_7_2, first=(0, 8), chunks_latent=False)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(_V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1)
-V0_COLUMNS = (_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_8, _V0_8_3, _V0_9)
+V0_COLUMNS = (_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_7_2, _V0_8, _V0_8_3, _V0_9)
 
 _V2_DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 _V2_EXPERTS = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
@@ -120,6 +124,7 @@ _V1 = replace(
     small_card_seqs=1024,
     mm_limit=999,
     drops_images=False,
+    mrope_rows=4,
 )
 _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")

@@ -22,7 +22,7 @@ from kvexp.contract import (
 )
 from kvexp_vllm import lora, multimodal
 from kvexp_vllm import speculation as speculative
-from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.rules import VersionRules, version_rules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
@@ -285,7 +285,8 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
 def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, kind: str) -> None:
     """The cos/sin cache, built in fp32 and cast, as the rotary embedding does.
 
-    YaRN keeps the fp32 table: alone where heads are rotated, beside the cast one with MLA.
+    YaRN keeps the fp32 table: alone where heads are rotated, beside the cast one with MLA. Where
+    positions have a time, the table is several times as long (`MRotaryEmbedding`).
     """
     model, size = deployment.model, weights.rotary_size(deployment.model)
     scaling = model.rope_scaling or {}
@@ -294,6 +295,8 @@ def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, 
         rows = int(rows * float(scaling["factor"]))
     elif model.rope_type == "yarn":
         rows = int(_original(deployment) * float(scaling["factor"]))
+    if multimodal.has_mrope(model):
+        rows *= version_rules(deployment.engine_version).mrope_rows
     half_bytes = rows * (size // 2) * 4
     angles = [allocator.allocate(half_bytes) for _ in ("freqs", "cos", "sin")]
     table = allocator.allocate(2 * half_bytes)
