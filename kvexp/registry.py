@@ -1,10 +1,12 @@
 """Plugins: an entry point `kvexp.<group>` is an option of the config group `<group>`."""
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,7 +35,7 @@ class PluginConf(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append every plugin's folder after our own."""
-        for point in entry_points(group="kvexp.conf"):
+        for point in _entry_points("conf"):
             search_path.append(provider=point.name, path=f"pkg://{point.value}")
 
 
@@ -67,7 +69,7 @@ def plugins(group: str) -> Iterator[Plugin]:
 
 def _found(group: str) -> Iterator[Plugin]:
     seen: dict[str, str] = {}
-    for point in sorted(entry_points(group=f"kvexp.{group}"), key=lambda p: (p.name, p.value)):
+    for point in sorted(_entry_points(group), key=lambda p: (p.name, p.value)):
         provider = point.dist.name if point.dist else "unknown"
         if point.name in seen:
             if seen[point.name] == f"{provider} {point.value}":
@@ -106,7 +108,7 @@ def config_dirs() -> list[Path]:
 def plugin_config_dirs() -> list[Path]:
     """The folders of YAML that plugins ship."""
     folders: list[Path] = []
-    for point in entry_points(group="kvexp.conf"):
+    for point in _entry_points("conf"):
         with suppress(ImportError, ValueError):
             spec = find_spec(point.value)
             locations = (spec.submodule_search_locations or ()) if spec is not None else ()
@@ -119,6 +121,16 @@ def config_dir() -> Path:
     here = Path(__file__).parent
     packaged = here / "conf"
     return packaged if packaged.is_dir() else here.parent / "conf"
+
+
+def _entry_points(group: str) -> EntryPoints:
+    """The entry points of one of our groups, looked up once for every path of modules."""
+    return _installed(group, tuple(sys.path))
+
+
+@cache
+def _installed(group: str, path: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=f"kvexp.{group}")
 
 
 def _load(group: str, point: EntryPoint, provider: str) -> type | None:
