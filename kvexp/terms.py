@@ -1,6 +1,6 @@
 """Memory terms of engines that were not measured: stated rules, labelled as assumed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kvexp import cache, layers, weights
 from kvexp.deployment import Deployment
@@ -177,18 +177,20 @@ def check_attention(model: Model, engine: str) -> None:
     )
 
 
-def check_parallel(knobs: Knobs, engine: str) -> None:
-    """Heads must divide over tp; KV heads divide tp or tp divides them.
+def check_parallel(knobs: Knobs, engine: str, also: Iterable[int] = ()) -> None:
+    """Heads must divide over tp, and so must the sizes in `also`; KV heads divide tp or tp them.
 
     Raises:
         InvalidValue: they do not, or there are more stages than layers.
     """
     model = knobs.model
     heads, kv_heads, named = split_heads(model)
+    whole = (heads, *also)
     allowed = [
         n
         for n in range(1, heads + 1)
-        if heads % n == 0 and (model.mla is not None or kv_heads % n == 0 or n % kv_heads == 0)
+        if not any(size % n for size in whole)
+        and (model.mla is not None or kv_heads % n == 0 or n % kv_heads == 0)
     ]
     if knobs.tp not in allowed:
         raise InvalidValue(

@@ -183,28 +183,12 @@ def check_parallel(knobs: Knobs) -> None:
             f"num_attention_heads ({model.num_attention_heads}) of {model.name} must be a multiple"
             f" of num_key_value_heads ({model.kv_heads})"
         )
-    heads, kv_heads, named = terms.split_heads(model)
-    split = [heads, model.intermediate_size, weights.padded_vocab_size(model)]
+    split = [model.intermediate_size, weights.padded_vocab_size(model)]
     if model.moe is not None:
         split.append(model.moe.moe_intermediate_size)
     if model.mamba is not None:
         split.append(model.mamba.mamba_n_heads)
-    allowed = [
-        n
-        for n in range(1, heads + 1)
-        if not any(size % n for size in split)
-        and (model.mla is not None or kv_heads % n == 0 or n % kv_heads == 0)
-    ]
-    if knobs.tp not in allowed:
-        raise InvalidValue(
-            f"tp must be one of {', '.join(map(str, allowed))} for {model.name} ({named}),"
-            f" got {knobs.tp}"
-        )
-    if knobs.pp > model.num_hidden_layers:
-        raise InvalidValue(
-            f"pp must be at most {model.num_hidden_layers}, the layers of {model.name},"
-            f" got {knobs.pp}"
-        )
+    terms.check_parallel(knobs, "vLLM", split)
 
 
 def check_replicas(knobs: Knobs, *, expert_parallel: bool) -> None:
