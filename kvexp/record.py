@@ -24,6 +24,7 @@ from typing import Any
 
 from kvexp.errors import RequestError
 from kvexp.results import (
+    COUNTS,
     Budget,
     Compared,
     Holding,
@@ -332,17 +333,7 @@ _SCALARS = (
     "status",
     "stage",
     "reason",
-    "num_blocks",
-    "num_blocks_low",
-    "num_blocks_high",
-    "block_size",
-    "block_bytes",
-    "kv_tokens",
-    "kv_tokens_low",
-    "kv_tokens_high",
-    "max_concurrency",
-    "max_concurrency_low",
-    "max_concurrency_high",
+    *COUNTS,
     "allocated_bytes",
 )
 _REPLICAS = ("num_replicas", "kv_tokens_total", "max_concurrency_total")

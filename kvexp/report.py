@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvexp import compare, measured, side_by_side
-from kvexp.results import Budget, Holding, KvGroup, Part, Result
+from kvexp.results import COUNTS, Budget, Holding, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -30,17 +30,7 @@ CSV_COLUMNS = (
     "status",
     "stage",
     "reason",
-    "num_blocks",
-    "num_blocks_low",
-    "num_blocks_high",
-    "block_size",
-    "block_bytes",
-    "kv_tokens",
-    "kv_tokens_low",
-    "kv_tokens_high",
-    "max_concurrency",
-    "max_concurrency_low",
-    "max_concurrency_high",
+    *COUNTS,
     "weights_bytes",
     "activation_bytes",
     "non_torch_bytes",

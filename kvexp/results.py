@@ -20,6 +20,22 @@ class Provenance(StrEnum):
     assumed = "assumed"  # taken from another card, version or engine; the reason says which
 
 
+COUNTS = (
+    "num_blocks",
+    "num_blocks_low",
+    "num_blocks_high",
+    "block_size",
+    "block_bytes",
+    "kv_tokens",
+    "kv_tokens_low",
+    "kv_tokens_high",
+    "max_concurrency",
+    "max_concurrency_low",
+    "max_concurrency_high",
+)
+"""What a result says of the cache, the low and high ends of an interval behind each count."""
+
+
 class Status(StrEnum):
     """How a point ended."""
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 from kvexp import record, report
 from kvexp.errors import RequestError
-from kvexp.results import Result, Status
+from kvexp.results import COUNTS, Result, Status
 
 AXES = (
     "util",
@@ -62,17 +62,7 @@ _QUIET = {
 }
 _SHORT_WAITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
 _METRICS = (
-    "num_blocks",
-    "num_blocks_low",
-    "num_blocks_high",
-    "block_size",
-    "block_bytes",
-    "kv_tokens",
-    "kv_tokens_low",
-    "kv_tokens_high",
-    "max_concurrency",
-    "max_concurrency_low",
-    "max_concurrency_high",
+    *COUNTS,
     "num_replicas",
     "kv_tokens_total",
     "max_concurrency_total",
