@@ -1,6 +1,7 @@
 """vLLM 0.26.0 on real H200s: predicted from the request alone, against what was measured."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ NON_TORCH_DIFFERS = {"t08_gemma3_12b_tp2_eager", "t18_deepseek_v2_lite_pp2_eager
 NEAR = [name for name in CASES if name not in V2 and "graphs" not in name]
 
 
+@cache
 def predict(name):
     return kvexp.run([*CASES[name]["overrides"], "gpu=h200", "engine.version=0.26.0"])
 

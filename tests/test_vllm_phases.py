@@ -5,6 +5,7 @@ request alone.
 """
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ EAGLE3_HEAD = 32000 * 4096 * 2
 """Random weights share the model's head with eagle3, a checkpoint's own one stays beside it."""
 
 
+@cache
 def predict(name):
     """The first rank by the rules, and as the engine found it."""
     point = POINTS[name]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from kvexp.request import STATE_LAYERS
 from kvexp.results import Status
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -22,11 +23,14 @@ HYBRID = ("jamba15_mini", "nemotron_h_8b", "granite4_h_1b", "qwen3_next_80b_a3b"
 
 
 def models():
-    """One model of each type at once, the others of a type only when there is time."""
+    """The first model of each type that keeps states, the others only when there is time."""
     seen = set()
     for path in sorted(CONF.glob("*.yaml")):
-        kind = OmegaConf.load(path).model_type
-        yield pytest.param(path.stem, marks=[pytest.mark.slow] if kind in seen else [])
+        facts = OmegaConf.load(path)
+        kind = facts.model_type
+        has_states = set(STATE_LAYERS) & set(facts.get("layer_types") or ())
+        is_quick = has_states and kind not in seen
+        yield pytest.param(path.stem, marks=[] if is_quick else [pytest.mark.slow])
         seen.add(kind)
 
 
