@@ -90,6 +90,7 @@ def one_line(err):
         (["pp=2", "pp_partition=[32]"], "that sum to 32"),
         (["profiler=simulated", "lora.max_loras=1", "lora.max_rank=3"], "lora.max_rank must be"),
         (["++model.rope_scaling.factor=2"], "must name its rope_type"),
+        (["engine.cudagraph_capture_sizes=[8,0]"], "must be batch sizes from 1 on, got [8, 0]"),
         (["model.rope_scaling={type:yarn}"], "must have a factor for yarn"),
         (["model.rope_scaling={rope_type:yran,factor:2}"], "must be one of default, linear"),
         (["model.rope_scaling={rope_type:linear,factor:-2}"], "must be a positive number, got -2"),

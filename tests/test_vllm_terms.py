@@ -215,3 +215,43 @@ def test_kimi_k2_thinking_takes_the_594_gb_of_its_int4_checkpoint():
     ranks = kvexp.run(["model=kimi_k2_thinking", "gpu=b300", "tp=8"]).ranks
 
     assert sum(rank.profile.weights_bytes for rank in ranks) == pytest.approx(594e9, rel=0.03)
+
+
+GRAPHS = ["model=qwen3_30b_a3b", "gpu=h200", "engine.version=0.26.0", "max_num_seqs=256"]
+
+
+def test_graphs_are_of_the_sizes_that_are_given():
+    own = kvexp.run(GRAPHS).profile.cudagraph_bytes
+    same = kvexp.run([*GRAPHS, f"engine.cudagraph_capture_sizes={SIZES}"]).profile.cudagraph_bytes
+    few = kvexp.run([*GRAPHS, "engine.cudagraph_capture_sizes=[1,2,4,8]"]).profile
+    none = kvexp.run([*GRAPHS, "engine.cudagraph_capture_sizes=[]"]).profile
+
+    assert own == same
+    assert 0 < few.cudagraph_bytes < own // 5
+    assert "for 4 sizes" in few.cudagraph.reason
+    assert none.cudagraph_bytes == 0
+    assert none.cudagraph.reason == "no size to capture"
+
+
+SIZES = str([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]).replace(" ", "")
+"""vLLM's own for 256 requests (`_set_cudagraph_sizes`)."""
+
+
+def test_options_of_the_engine_are_in_what_there_is_to_paste():
+    result = kvexp.run(
+        [
+            *GRAPHS,
+            "engine.cudagraph_capture_sizes=[8,1]",
+            "engine.v2_model_runner=false",
+            "engine.async_scheduling=false",
+            "engine.num_gpu_blocks_override=4000",
+            "engine.disable_hybrid_kv_cache_manager=true",
+        ]
+    )
+
+    flags = result.effective["flags"]
+    assert flags.startswith("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve Qwen/Qwen3-30B-A3B ")
+    assert flags.endswith(
+        "--disable-hybrid-kv-cache-manager --num-gpu-blocks-override 4000 --no-async-scheduling"
+        """ --compilation-config '{"cudagraph_capture_sizes": [8, 1]}'"""
+    )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from kvexp.contract import (
@@ -68,7 +68,7 @@ class Vllm(Engine):
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
-    `kv_cache_memory_bytes`: the engine's own options of those names.
+    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`: the engine's own options of those names.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -82,6 +82,7 @@ class Vllm(Engine):
     disable_hybrid_kv_cache_manager: bool = False
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
+    cudagraph_capture_sizes: list[int] | None = None
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -131,6 +132,11 @@ class Vllm(Engine):
                 f" got {self.num_gpu_blocks_override}"
             )
         self._cache_memory_bytes()
+        if any(size < 1 for size in self.cudagraph_capture_sizes or ()):
+            raise InvalidValue(
+                "engine.cudagraph_capture_sizes must be batch sizes from 1 on,"
+                f" got {list(self.cudagraph_capture_sizes or ())}"
+            )
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = _quantization(knobs)
         kv_dtype = _kv_dtype(knobs, dtype)
@@ -178,10 +184,9 @@ class Vllm(Engine):
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
+        options = {item.name: getattr(self, item.name) for item in fields(self)}
         return flags.command(
-            deployment,
-            expert_parallel=self.enable_expert_parallel,
-            fully_sharded_loras=self.fully_sharded_loras,
+            deployment, {**options, "kv_cache_memory_bytes": self._cache_memory_bytes()}
         )
 
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
@@ -277,19 +282,19 @@ class Vllm(Engine):
         """See `Engine.predict_cudagraph`."""
         estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment)
         nothing = ""
-        if deployment.enforce_eager:
-            nothing = "eager: no graphs"
+        if not self.graph_batch_sizes(deployment):
+            nothing = "eager: no graphs" if deployment.enforce_eager else "no size to capture"
         elif estimates == "never":
             nothing = f"vLLM {self.version} subtracts no graph memory"
         elif estimates == "v1_runner" and v2_runner:
             nothing = "the V2 model runner subtracts no graph memory, capture still takes some"
         if nothing:
             return _predicted("cudagraph", nothing, Estimate.exactly(0, ""))
-        sizes = len(fitted.capture_sizes(deployment))
+        sizes = self.graph_batch_sizes(deployment)
         return _predicted(
             "cudagraph",
-            f"the runner's estimate for {sizes} sizes",
-            fitted.graphs(deployment, "estimate", v2_runner=v2_runner),
+            f"the runner's estimate for {len(sizes)} sizes",
+            fitted.graphs(deployment, "estimate", sizes, v2_runner=v2_runner),
         )
 
     def beyond_budget(
@@ -300,10 +305,11 @@ class Vllm(Engine):
             return ()
         v2_runner = self.uses_v2_runner(deployment)
         charged = self.rules.charges_whole_device
+        sizes = self.graph_batch_sizes(deployment)
         graphs = (
-            Estimate.exactly(0, "")
-            if deployment.enforce_eager
-            else fitted.graphs(deployment, "actual", v2_runner=v2_runner)
+            fitted.graphs(deployment, "actual", sizes, v2_runner=v2_runner)
+            if sizes
+            else Estimate.exactly(0, "")
         )
         return (
             *(() if charged else self._before_baseline(deployment)),
@@ -389,12 +395,8 @@ class Vllm(Engine):
         )
 
     def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
-        """1, 2, 4, every eighth below 256, then every sixteenth (`_set_cudagraph_sizes`)."""
-        if deployment.enforce_eager:
-            return ()
-        largest = min(2 * deployment.max_num_seqs, 512, deployment.max_num_batched_tokens)
-        sizes = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16))
-        return tuple(size for size in sizes if size <= largest)
+        """See `Engine.graph_batch_sizes`."""
+        return fitted.capture_sizes(deployment, self.cudagraph_capture_sizes)
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""

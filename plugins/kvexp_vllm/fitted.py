@@ -13,8 +13,8 @@ from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
 SMALL_CARD_BYTES = 40 * GIB
-LARGEST_SIZE = 512
-"""The largest CUDA-graph size that the graphs' figures were read with."""
+SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Batch sizes of which graphs are captured by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def communicators(deployment: Deployment) -> Estimate:
     )
 
 
-def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
+def graphs(deployment: Deployment, kind: str, sizes: Sequence[int], *, v2_runner: bool) -> Estimate:
     """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
 
     base + layers x (so much a layer) + what experts and their format take, all of it for sizes up
@@ -96,7 +96,7 @@ def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     if moe is not None:
         size += rule.get("experts_mib", 0)
         size += rule.get("mxfp4_mib", 0) if moe.format == "mxfp4" else 0
-    size *= _share_of_sizes(capture_sizes(deployment), data["floor"])
+    size *= _share_of_sizes(sizes, data["floor"])
     spread = rule["spread"]
     return Estimate(
         low_bytes=int(max(0.0, size * (1 - spread)) * MIB),
@@ -106,18 +106,22 @@ def graphs(deployment: Deployment, kind: str, *, v2_runner: bool) -> Estimate:
     )
 
 
-def capture_sizes(deployment: Deployment) -> tuple[int, ...]:
-    """The batch sizes that are captured (`_set_cudagraph_sizes`): 1, 2, 4, by 8, then by 16."""
+def capture_sizes(deployment: Deployment, given: Sequence[int] | None) -> tuple[int, ...]:
+    """The batch sizes that are captured (`_set_cudagraph_sizes`): 1, 2, 4, by 8, then by 16.
+
+    `given` ones instead; none is larger than a step's tokens.
+    """
     if deployment.enforce_eager:
         return ()
-    largest = min(deployment.max_num_seqs * 2, LARGEST_SIZE, deployment.max_num_batched_tokens)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_SIZE + 1, 16)]
-    return tuple(size for size in sizes if size <= largest)
+    tokens = deployment.max_num_batched_tokens
+    if given is not None:
+        return tuple(sorted({size for size in given if size <= tokens}))
+    largest = min(deployment.max_num_seqs * 2, tokens)
+    return tuple(size for size in SIZES if size <= largest)
 
 
 def _share_of_sizes(sizes: Sequence[int], floor: float) -> float:
-    every = (1, 2, 4, *range(8, 256, 8), *range(256, LARGEST_SIZE + 1, 16))
-    return floor + (1 - floor) * sum(sizes) / sum(every) if sizes else 0.0
+    return floor + (1 - floor) * sum(sizes) / sum(SIZES) if sizes else 0.0
 
 
 def _newest(

@@ -1,14 +1,14 @@
 """What to paste to start vLLM with a deployment's values."""
 
 import json
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from kvexp.contract import Deployment
 
 
-def command(
-    deployment: Deployment, *, expert_parallel: bool = False, fully_sharded_loras: bool = False
-) -> str:
-    """One line for a shell."""
+def command(deployment: Deployment, options: Mapping[str, Any]) -> str:
+    """One line for a shell; `options` are those of the engine, by their names."""
     words = [
         f"vllm serve {deployment.model.hf_id} --gpu-memory-utilization {deployment.util:g}",
         f"--block-size {deployment.block_size} --max-model-len {deployment.max_model_len}",
@@ -21,8 +21,6 @@ def command(
         words.insert(0, f"VLLM_PP_LAYER_PARTITION={layers}")
     if deployment.dp > 1:
         words.append(f"--data-parallel-size {deployment.dp}")
-    if expert_parallel:
-        words.append("--enable-expert-parallel")
     if deployment.kv_dtype.name != deployment.dtype.name:
         words.append(f"--kv-cache-dtype {deployment.kv_dtype.value}")
     if deployment.dtype is not deployment.model.torch_dtype:
@@ -34,14 +32,33 @@ def command(
     if deployment.lora is not None:
         room = deployment.lora
         words.append(f"--enable-lora --max-loras {room.max_loras} --max-lora-rank {room.max_rank}")
-        if fully_sharded_loras:
+        if options["fully_sharded_loras"]:
             words.append("--fully-sharded-loras")
     if deployment.speculation is not None:
         words.append(f"--speculative-config '{_speculative(deployment)}'")
     limited = {name: limit for name, limit in deployment.mm_limits.items() if limit < UNLIMITED}
     if limited:
         words.append(f"--limit-mm-per-prompt '{json.dumps(limited)}'")
-    return " ".join(words)
+    if options["v2_model_runner"] is not None:
+        words.insert(0, f"VLLM_USE_V2_MODEL_RUNNER={options['v2_model_runner']:d}")
+    return " ".join((*words, *_options(options)))
+
+
+def _options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options of the engine that are not its defaults."""
+    for name in ("enable_expert_parallel", "disable_hybrid_kv_cache_manager"):
+        if options[name]:
+            yield f"--{name.replace('_', '-')}"
+    for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+        if options[name]:
+            yield f"--{name.replace('_', '-')} {options[name]}"
+    if options["decode_context_parallel_size"] != 1:
+        yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
+    if not options["async_scheduling"]:
+        yield "--no-async-scheduling"
+    if options["cudagraph_capture_sizes"] is not None:
+        sizes = {"cudagraph_capture_sizes": list(options["cudagraph_capture_sizes"])}
+        yield f"--compilation-config '{json.dumps(sizes)}'"
 
 
 UNLIMITED = 999  # items of a modality where no limit is given

@@ -90,6 +90,9 @@ def _options(engine: Engine) -> dict[str, Any]:
     ranks = getattr(engine, "decode_context_parallel_size", 1)
     if ranks != 1:
         found["decode_context_parallel_size"] = ranks
+    sizes = getattr(engine, "cudagraph_capture_sizes", None)
+    if sizes is not None:
+        found["compilation_config"] = {"cudagraph_capture_sizes": list(sizes)}
     if getattr(engine, "async_scheduling", True) is False:
         found["async_scheduling"] = False
     return found
