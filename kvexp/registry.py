@@ -14,6 +14,7 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
 
 from kvexp import at_hand
 from kvexp.engine import Engine
@@ -54,17 +55,27 @@ class Plugin:
         return (self.cls.__doc__ or "").strip().splitlines()[0]
 
 
-def plugins(group: str) -> Iterator[Plugin]:
+def plugins(group: str) -> tuple[Plugin, ...]:
     """The usable plugins of a group, by name; a broken one is skipped with a warning.
+
+    They are looked up once for every path of modules.
 
     Raises:
         RequestError: two distributions offer the same name.
     """
+    return _plugins(group, tuple(sys.path))
+
+
+@cache
+def _plugins(group: str, path: tuple[str, ...]) -> tuple[Plugin, ...]:
     found = list(_found(group))
     others = {plugin.name: plugin.cls for plugin in found}
-    for plugin in found:
-        made = plugin.cls.among(others) if issubclass(plugin.cls, Profiler) else plugin.cls
-        yield replace(plugin, cls=made)
+    return tuple(
+        replace(plugin, cls=plugin.cls.among(others))
+        if issubclass(plugin.cls, Profiler)
+        else plugin
+        for plugin in found
+    )
 
 
 def _found(group: str) -> Iterator[Plugin]:
@@ -95,8 +106,13 @@ def register(overrides: Iterable[str] = ()) -> None:
     store.store(group="model", name=OPTION, node={"path": None})
     store.store(group="gpu", name=at_hand.OPTION, node={})
     for group in GROUPS:
+        known = store.repo.get(group, {})
         for plugin in plugins(group):
-            store.store(group=group, name=plugin.name, node=plugin.cls, provider=plugin.provider)
+            stored = known.get(f"{plugin.name}.yaml")
+            if stored is None or OmegaConf.get_type(stored.node) is not plugin.cls:
+                store.store(
+                    group=group, name=plugin.name, node=plugin.cls, provider=plugin.provider
+                )
     Plugins.instance().register(PluginConf)
 
 
