@@ -197,6 +197,8 @@ def _wrong_value(cause: ValidationError) -> str:
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
     if match := re.search(r"Invalid type assigned: (?:str|int|float|bool) .*value: (.*)", text):
         return f"{key} takes {{name:value,...}}, in quotes for the shell, got {match[1]!r}"
+    if "is not a ListConfig" in text:
+        return f"{key} must be a list in brackets, like {key}=[1,2], got a single value"
     if "field is not Optional" in text:
         return f"{key} must have a value, got null"
     return f"{key}: {text}"

@@ -91,6 +91,7 @@ def one_line(err):
         (["profiler=simulated", "lora.max_loras=1", "lora.max_rank=3"], "lora.max_rank must be"),
         (["++model.rope_scaling.factor=2"], "must name its rope_type"),
         (["engine.cudagraph_capture_sizes=[8,0]"], "must be batch sizes from 1 on, got [8, 0]"),
+        (["pp_partition=8", "pp=2"], "must be a list in brackets, like pp_partition=[1,2]"),
         (["model.rope_scaling={type:yarn}"], "must have a factor for yarn"),
         (["model.rope_scaling={rope_type:yran,factor:2}"], "must be one of default, linear"),
         (["model.rope_scaling={rope_type:linear,factor:-2}"], "must be a positive number, got -2"),
