@@ -204,7 +204,13 @@ def test_0_33_prints_one_line():
 @pytest.mark.parametrize(
     "version", ["0.6.3", "0.8.5", "0.9", "0.10", "0.19", "0.26", "0.30.0", "0.33"]
 )
-@pytest.mark.parametrize("model", ["llama3_8b", "gemma3_12b", "deepseek_v2_lite"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "gemma3_12b",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama3_8b", "deepseek_v2_lite")),
+    ],
+)
 def test_every_version_answers(version, model):
     result = kvexp.run([f"model={model}", "gpu=h200", f"engine.version={version}"])
 
