@@ -89,13 +89,23 @@ def options(flags: Flags, cls: type) -> tuple[dict[str, Any], list[str]]:
     kinds = {item.name: item.type for item in fields(cls) if item.name not in _NOT_THE_ENGINES}
     values: dict[str, Any] = {}
     notes: list[str] = []
-    for flag in flags.take(*kinds):
+    for flag in _with_capture_sizes(flags, kinds):
         value = _member(kinds[flag.name], human_int(flag.value))
         if _fits(cls, flag.name, kinds[flag.name], value):
             values[flag.name] = value
         else:
             notes += without_rule([flag])
     return values, notes
+
+
+def _with_capture_sizes(flags: Flags, names: Iterable[str]) -> Iterator[Flag]:
+    """The flags of these names; sizes of graphs may stand in `compilation_config`."""
+    sizes = "cudagraph_capture_sizes"
+    yield from flags.take(*names)
+    if sizes not in names:
+        return
+    for flag in flags.take_entries("compilation_config", sizes):
+        yield replace(flag, name=sizes)
 
 
 def _member(kind: Any, value: Any) -> Any:

@@ -44,6 +44,26 @@ class Flags:
         self._found = [each for each in self._found if each.name not in names]
         return list(taken.values())
 
+    def take_entries(self, name: str, entry: str) -> list[Flag]:
+        """An entry of flags that are mappings, as flags of their own; the rest of each is left."""
+        taken = [
+            replace(each, value=each.value[entry])
+            for each in self._found
+            if each.name == name and isinstance(each.value, dict) and entry in each.value
+        ]
+        left = [self._without(each, entry) if each.name == name else each for each in self._found]
+        self._found = [each for each in left if each is not None]
+        return taken
+
+    @staticmethod
+    def _without(flag: Flag, entry: str) -> Flag | None:
+        """The flag without an entry of it, None where nothing else is in it."""
+        if not isinstance(flag.value, dict) or entry not in flag.value:
+            return flag
+        rest = {name: value for name, value in flag.value.items() if name != entry}
+        words = f"{flag.name}={options.written(rest)}"
+        return replace(flag, value=rest, words=words) if rest else None
+
     def take_words(self, start: str) -> list[Flag]:
         """The flags whose words begin so, in any case."""
         taken = [each for each in self._found if each.words.lower().startswith(start)]

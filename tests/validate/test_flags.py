@@ -256,3 +256,25 @@ def test_a_dtype_is_given_by_its_name_in_torch():
 
     assert request.run.engine.mamba_ssm_dtype is DType.bf16
     assert request.run.engine.max_total_tokens == 4096
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ("--cudagraph-capture-sizes 1 2 4", []),
+        ("""--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""", []),
+        (
+            """-O '{"level": 3}' --compilation-config '{"cudagraph_capture_sizes": [4, 1, 2]}'""",
+            ["""other_flags: no rule for '-O {"level": 3}'"""],
+        ),
+        (
+            """--compilation-config '{"level": 3, "cudagraph_capture_sizes": [1, 2, 4]}'""",
+            ["""other_flags: no rule for 'compilation_config={"level": 3}'"""],
+        ),
+    ],
+)
+def test_sizes_of_graphs_are_the_engines_option(flags, left):
+    request = request_with(flags)
+
+    assert sorted(request.run.engine.cudagraph_capture_sizes) == [1, 2, 4]
+    assert notes_of(flags) == left
