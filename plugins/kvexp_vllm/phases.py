@@ -190,8 +190,8 @@ def _logits(deployment: Deployment, rules: VersionRules) -> Peak:
     size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
     size += workspace_bytes(deployment) + kept_experts_bytes(deployment, rules)
     size += _gathered_bytes(deployment, vocab)
-    if model.final_logit_softcapping is not None:
-        size = max(size, size + (2 * item * vocab * rows - _gathered_bytes(deployment, vocab)))
+    if n == 1 and model.final_logit_softcapping is not None:
+        size += item * vocab * rows
     elif n == 1:
         maxima = -(-vocab // SAMPLER_BLOCK) * (8 + 4) * rows  # an index and a value each
         size += maxima + 28 * rows + index_buffers(rows)

@@ -6,7 +6,7 @@ allocations in the order of construction gives the engine's figure to the byte f
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvexp.contract import (
 )
 from kvexp_vllm import lora, multimodal
 from kvexp_vllm import speculation as speculative
-from kvexp_vllm.rules import VersionRules, version_rules
+from kvexp_vllm.rules import VersionRules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
@@ -50,6 +50,25 @@ class Options:
     rules: VersionRules
     expert_parallel: bool = False
     fully_sharded_loras: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryCaches:
+    """The cos/sin caches of a rank: one for all layers whose positions are the same."""
+
+    rules: VersionRules
+    made: set[tuple[Any, ...]] = field(default_factory=set)
+
+    def load(self, allocator: CachingAllocator, deployment: Deployment, index: int) -> None:
+        """The cache of a layer, where it has one that no layer before it made."""
+        kind, model = _rotary_cache(deployment, index), deployment.model
+        scaling = repr(sorted((model.rope_scaling or {}).items(), key=str))
+        key = (kind, model.head_size, model.max_position_embeddings, model.rope_theta, scaling)
+        if not kind or key in self.made:
+            return
+        self.made.add(key)
+        times = self.rules.mrope_rows if multimodal.has_mrope(model) else 1
+        _allocate_rotary_cache(allocator, deployment, kind, times)
 
 
 def share_of(deployment: Deployment, shape: RankShape, *, expert_parallel: bool = False) -> Slice:
@@ -108,7 +127,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     limit = SPLIT_LIMIT_BYTES if options.rules.load_split_limit else None
     allocator = CachingAllocator(max_split_size_bytes=limit)
     share = share_of(deployment, shape, expert_parallel=options.expert_parallel)
-    rotary_caches: set[tuple[Any, ...]] = set()
+    rotary_caches = RotaryCaches(options.rules)
     before, after = _tables(deployment, share, options.rules)
     _load(allocator, before)
     layers = range(shape.first_layer, shape.first_layer + shape.num_layers)
@@ -170,18 +189,11 @@ def _load_layer(
     deployment: Deployment,
     share: Slice,
     index: int,
-    rotary_caches: set[tuple[Any, ...]],
+    rotary_caches: RotaryCaches,
     norms: Iterable[Tensor] | None = None,
 ) -> None:
     _load(allocator, _attention(deployment, share, index))
-    kind = _rotary_cache(deployment, index)
-    if kind:
-        model = deployment.model
-        scaling = repr(sorted((model.rope_scaling or {}).items(), key=str))
-        key = (kind, model.head_size, model.max_position_embeddings, model.rope_theta, scaling)
-        if key not in rotary_caches:
-            rotary_caches.add(key)
-            _allocate_rotary_cache(allocator, deployment, kind)
+    rotary_caches.load(allocator, deployment, index)
     _load(allocator, _rest_of_layer(deployment, share, index, norms))
 
 
@@ -214,7 +226,7 @@ def _load_draft(
     allocator: CachingAllocator,
     deployment: Deployment,
     share: Slice,
-    rotary_caches: set[tuple[Any, ...]],
+    rotary_caches: RotaryCaches,
 ) -> None:
     """The draft on the last stage: all of its layers, split over the same ranks."""
     draft, speculation = deployment.draft, deployment.speculation
@@ -282,11 +294,13 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
     return "rotary"
 
 
-def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, kind: str) -> None:
+def _allocate_rotary_cache(
+    allocator: CachingAllocator, deployment: Deployment, kind: str, times: int
+) -> None:
     """The cos/sin cache, built in fp32 and cast, as the rotary embedding does.
 
     YaRN keeps the fp32 table: alone where heads are rotated, beside the cast one with MLA. Where
-    positions have a time, the table is several times as long (`MRotaryEmbedding`).
+    positions have a time, the table is several `times` as long (`MRotaryEmbedding`).
     """
     model, size = deployment.model, weights.rotary_size(deployment.model)
     scaling = model.rope_scaling or {}
@@ -295,8 +309,7 @@ def _allocate_rotary_cache(allocator: CachingAllocator, deployment: Deployment, 
         rows = int(rows * float(scaling["factor"]))
     elif model.rope_type == "yarn":
         rows = int(_original(deployment) * float(scaling["factor"]))
-    if multimodal.has_mrope(model):
-        rows *= version_rules(deployment.engine_version).mrope_rows
+    rows *= times
     half_bytes = rows * (size // 2) * 4
     angles = [allocator.allocate(half_bytes) for _ in ("freqs", "cos", "sin")]
     table = allocator.allocate(2 * half_bytes)
