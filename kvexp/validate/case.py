@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvexp.startup_logs import INPUTS, arguments, as_input
+from kvexp.startup_logs import INPUTS
 from kvexp.units import GIB
 from kvexp.validate import measured
 from kvexp.validate.flags import Flags
@@ -181,13 +181,12 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
 
 def _among_flags(values: Mapping[str, Any]) -> dict[str, Any]:
     """Inputs that a record has as flags alone."""
-    flags, found = Flags(values["other_flags"], values["engine"]), {}
-    for key, names in arguments(values["engine"]).items():
-        for flag in flags.take(*names) if values[key] is None else ():
-            value = as_input(key, flag.value)
-            if value is not None and not flag.is_prose:
-                found[key] = value
-    return found
+    flags = Flags(values["other_flags"], values["engine"])
+    return {
+        key: value
+        for key, _, value in flags.take_inputs()
+        if value is not None and values[key] is None
+    }
 
 
 def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside: str = "") -> Any:

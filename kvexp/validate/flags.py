@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvexp.startup_logs import full_name, options
+from kvexp.startup_logs import arguments, as_input, full_name, options
 
 _COMMAND = re.compile(r"(?:^|\s)(?=--?[A-Za-z][\w.-]*)")
 _NAME = r"-*([A-Za-z][\w.-]*)"
@@ -36,6 +36,7 @@ class Flags:
 
     def __init__(self, text: str | None, engine: str) -> None:
         found = read(text or "")
+        self._engine = engine
         self._found = [replace(each, name=full_name(engine, each.name)) for each in found]
 
     def take(self, *names: str) -> list[Flag]:
@@ -43,6 +44,12 @@ class Flags:
         taken = {each.name: each for each in self._found if each.name in names}
         self._found = [each for each in self._found if each.name not in names]
         return list(taken.values())
+
+    def take_inputs(self) -> Iterator[tuple[str, Flag, Any]]:
+        """Flags that are inputs of a record: key, flag and value, None where that is unreadable."""
+        for key, names in arguments(self._engine).items():
+            for flag in self.take(*names):
+                yield key, flag, None if flag.is_prose else as_input(key, flag.value)
 
     def take_entries(self, name: str, entry: str) -> list[Flag]:
         """An entry of flags that are mappings, as flags of their own; the rest of each is left."""

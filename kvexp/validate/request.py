@@ -13,7 +13,6 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
 from kvexp.request import Gpu, Model
 from kvexp.schema import Run
-from kvexp.startup_logs import arguments, as_input
 from kvexp.units import parse_bytes
 from kvexp.validate import features, models, versions
 from kvexp.validate.cards import Card, Cards
@@ -204,13 +203,12 @@ class _Draft:
 
     def _inputs_among(self, given: Flags) -> None:
         """Flags that are inputs of the record: those that say something else are named."""
-        for key, names in arguments(self.inputs.engine).items():
+        for key, flag, value in given.take_inputs():
             used = getattr(self.inputs, key)
-            for flag in given.take(*names):
-                if flag.is_prose or as_input(key, flag.value) is None:
-                    self.notes += features.without_rule([flag])
-                elif as_input(key, flag.value) != used:
-                    self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
+            if value is None:
+                self.notes += features.without_rule([flag])
+            elif value != used:
+                self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
 
     def knobs(self) -> None:
         """What is asked for by the same name, or by another."""
