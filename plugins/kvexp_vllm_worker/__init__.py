@@ -20,6 +20,7 @@ from kvexp.contract import (
 )
 from kvexp_vllm_worker.arguments import engine_arguments
 from kvexp_vllm_worker.measurement import WorkerMeasurement, set_environment
+from kvexp_vllm_worker.processor import processor_files
 
 __all__ = ["REFERENCE", "VllmWorker"]
 
@@ -84,7 +85,14 @@ class VllmWorker(Profiler):
         drafts = deployment.speculation
         if drafts is not None and drafts.draft is not None and drafts.method != "mtp":
             configs["draft"] = config_json(drafts.draft)
-        return WorkerMeasurement(deployment, engine, configs, arguments, verify=self.verify)
+        return WorkerMeasurement(
+            deployment,
+            engine,
+            configs,
+            arguments,
+            processor=processor_files(deployment),
+            verify=self.verify,
+        )
 
 
 def _installed() -> str | None:

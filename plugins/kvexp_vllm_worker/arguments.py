@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvexp.contract import Deployment, Engine, InvalidValue, Quantization
+from kvexp_vllm_worker.processor import takes_items
 
 DEFAULT_BLOCK_SIZE = 16
 """vLLM's own; given explicitly it would keep an attention backend from choosing another."""
@@ -25,7 +26,7 @@ def engine_arguments(deployment: Deployment, engine: Engine) -> dict[str, Any]:
         )
     arguments: dict[str, Any] = {
         "load_format": "dummy",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not takes_items(deployment),
         "dtype": deployment.dtype.value,
         "gpu_memory_utilization": deployment.util,
         "max_model_len": -1 if deployment.auto_fit else deployment.max_model_len,

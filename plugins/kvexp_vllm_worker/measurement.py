@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -64,13 +64,18 @@ class WorkerMeasurement(Measurement):
         configs: Mapping[str, Any],
         arguments: Mapping[str, Any],
         *,
+        processor: Sequence[Path],
         verify: bool,
     ) -> None:
-        """`configs` are contents of config.json: of the `model` and, where one is, the `draft`."""
+        """`configs` are contents of config.json: of the `model` and, where one is, the `draft`.
+
+        `processor` are the files that the model's processor is made from.
+        """
         self.deployment = deployment
         self.engine = engine
         self._configs = configs
         self._arguments = arguments
+        self._processor = processor
         self._verify = verify
         self._vllm: Any = None
         self._folder: TemporaryDirectory[str] | None = None
@@ -202,12 +207,14 @@ class WorkerMeasurement(Measurement):
         return engine
 
     def _with_models(self) -> dict[str, Any]:
-        """The arguments with the folders that hold each model's config.json and nothing else."""
+        """The arguments with a folder a model: its config.json and what its processor needs."""
         self._folder = TemporaryDirectory(prefix="kvexp-model-")
         folders = {name: Path(self._folder.name) / name for name in self._configs}
         for name, folder in folders.items():
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps(self._configs[name]))
+        for file in self._processor:
+            (folders["model"] / file.name).symlink_to(file)
         arguments = {"model": str(folders["model"]), **self._arguments}
         if "draft" in folders:
             drafting = {**self._arguments["speculative_config"], "model": str(folders["draft"])}

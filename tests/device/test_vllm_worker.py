@@ -54,6 +54,7 @@ class FakeVllm:
         self.calls = []
         self.arguments = {}
         self.config = {}
+        self.files = []
         self.draft = {}
         self.page_bytes = 65536
         self.max_model_len = 8192
@@ -160,6 +161,7 @@ def modules(fake):
         def create_engine_config(self, usage):
             fake.usage = usage
             fake.config = config_in(fake.arguments["model"])
+            fake.files = sorted(file.name for file in Path(fake.arguments["model"]).iterdir())
             drafting = fake.arguments.get("speculative_config", {})
             if "model" in drafting:
                 fake.draft = config_in(drafting["model"])
@@ -557,6 +559,92 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(overrides, problem
     (point,) = compose_points(["gpu=h200", "profiler=vllm", *overrides])
 
     assert problem in point.problem
+
+
+VISION = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint of a model of images, its weights and all."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(VISION))
+    for name in (
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "consolidated.00.pth",
+        "training_args.bin",
+    ):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def of(checkpoint):
+    return ["model=hf", f"model.path={checkpoint}", "gpu=h200", "profiler=vllm"]
+
+
+def test_images_of_the_profile_are_made_by_the_checkpoints_processor(install, checkpoint):
+    fake = install("02_llama3_8b_eager")
+    (point,) = compose_points([*of(checkpoint), "enforce_eager=true"])
+    assert not point.problem, point.problem
+
+    bench = Bench()
+    try:
+        pipeline.execute(point.run, "vllm", bench=bench)
+    finally:
+        bench.close()
+
+    assert fake.files == ["config.json", "preprocessor_config.json", "tokenizer.json"]
+    assert fake.arguments["skip_tokenizer_init"] is False
+    assert (checkpoint / "consolidated.00.pth").is_file()
+
+
+def test_a_checkpoint_without_a_processor_is_refused(checkpoint):
+    (checkpoint / "preprocessor_config.json").unlink()
+
+    (point,) = compose_points(of(checkpoint))
+    (text,) = compose_points([*of(checkpoint), "mm.limits={image: 0, video: 0}"])
+
+    assert point.problem == (
+        "vLLM makes the images and videos of its profile with the checkpoint's processor, and"
+        f" {checkpoint} has no preprocessor_config.json: give model.path=FOLDER with it and the"
+        " tokenizer's files, or 'mm.limits={image: 0, video: 0}'"
+    )
+    assert not text.problem
+
+
+def test_text_alone_needs_no_tokenizer(install):
+    fake = install("02_llama3_8b_eager")
+
+    run("02_llama3_8b_eager")
+
+    assert fake.files == ["config.json"]
+    assert fake.arguments["skip_tokenizer_init"] is True
 
 
 def test_another_version_than_asked_for_is_refused(tmp_path, monkeypatch):
