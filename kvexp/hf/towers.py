@@ -1,8 +1,11 @@
-"""Parameters of encoders beside the decoder, by a common rule.
+"""Parameters of encoders beside the decoder: by their class, or by the rule of a plain encoder.
 
-An encoder's class decides biases and projectors, so that the figure is an estimate and is noted;
-a checkpoint beside the config gives the exact one.
+A class decides biases, norms and projectors. Where it is not one of `CLASSES` the figure is an
+estimate and is noted; a checkpoint beside the config gives the exact one.
 """
+
+from dataclasses import dataclass
+from typing import Literal
 
 from kvexp.hf.section import Section
 
@@ -19,6 +22,40 @@ DEFAULTS = {
     "qwen2_vl": (1280, 32, 5120, 14),
 }
 """Width, layers, MLP width and patch where a published config leaves them out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Class:
+    """What the class of a vision encoder and its projector decide.
+
+    `around_norms`: norms before and behind all layers. `frames`: images that share a patch.
+    `positions`: learned ones, a patch each (`patches`), one more for a class token whose embedding
+    is learned too (`class`), or as many as the config says (`stated`).
+    """
+
+    projector: Literal["merger", "gemma3", "linears", "mistral3"]
+    rms: bool = False
+    bias: bool = True
+    patch_bias: bool = False
+    around_norms: int = 0
+    frames: int = 1
+    positions: Literal["patches", "class", "stated"] | None = None
+
+
+CLASSES = {
+    "qwen2_vl": _Class(projector="merger", frames=2),
+    "qwen2_5_vl": _Class(projector="merger", frames=2, rms=True),
+    "qwen3_vl": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
+    "qwen3_vl_moe": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
+    "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
+    "llava": _Class(projector="linears", around_norms=2, positions="class"),
+    "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
+    "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+}
+"""By the model's type, from transformers' modules: equal to their parameters."""
+
+_OWN = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "mistral3": "pixtral"}
+"""The type of the encoder that the class was read for, where a model may have another."""
 
 
 def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
@@ -79,6 +116,11 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         mlp = int(ratio * width) if ratio else 4 * width
     patch = tower.integer("patch_size", "spatial_patch_size") or defaults[3] or 14
     gated = kind in GATED
+    around = config.around().text("model_type") or ""
+    known = CLASSES.get(around) if _OWN.get(around, kind) == kind else None
+    if known is not None:
+        sizes = _Sizes(width=width, layers=layers, mlp=mlp, patch=patch, gated=gated)
+        return _of_class(known, sizes, tower, config, hidden)
     layer = 4 * width * width + (3 if gated else 2) * width * mlp + 9 * width + mlp
     patches = width * 3 * patch * patch
     projector = 2 * width * hidden + hidden * hidden
@@ -88,3 +130,59 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         " gives the exact figure"
     )
     return total
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sizes:
+    width: int
+    layers: int
+    mlp: int
+    patch: int
+    gated: bool
+
+
+def _of_class(known: _Class, sizes: _Sizes, tower: Section, config: Section, hidden: int) -> int:
+    """Parameters of the encoder and its projector."""
+    width, mlp = sizes.width, sizes.mlp
+    norm = (1 if known.rms else 2) * width
+    widths = 3 if sizes.gated else 2
+    layer = 4 * width * width + widths * width * mlp + 2 * norm
+    if known.bias:
+        layer += 4 * width + (widths - 1) * mlp + width
+    patches = width * 3 * known.frames * sizes.patch**2 + (width if known.patch_bias else 0)
+    total = sizes.layers * layer + patches + known.around_norms * norm
+    total += _positions(known, sizes, tower) * width
+    return total + _projector(known, norm, width, tower, config, hidden)
+
+
+def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
+    """Rows of learned positions, with that of a class token where there is one."""
+    if known.positions is None:
+        return 0
+    if known.positions == "stated":
+        return tower.assumed("num_position_embeddings", default=2304, why=_WHY)
+    side = tower.assumed("image_size", default=_SIDES[known.positions], why=_WHY) // sizes.patch
+    return side * side + (2 if known.positions == "class" else 0)
+
+
+_SIDES = {"patches": 896, "class": 336}
+_WHY = "of its encoder's class"
+
+
+def _projector(
+    known: _Class, norm: int, width: int, tower: Section, config: Section, hidden: int
+) -> int:
+    around = config.around()
+    if known.projector == "gemma3":
+        return width * hidden + width
+    if known.projector == "linears":
+        newline = hidden if around.text("model_type") == "llava_next" else 0
+        return width * hidden + hidden + hidden * hidden + hidden + newline
+    if known.projector == "mistral3":
+        merged = around.assumed("spatial_merge_size", default=2, why=_WHY) ** 2
+        return merged * width * width + width + width * hidden + hidden * hidden
+    merged = tower.assumed("spatial_merge_size", default=2, why=_WHY) ** 2 * width
+    out = tower.integer("out_hidden_size") or hidden
+    mlp = merged * merged + merged + merged * out + out
+    deep = len(tower.integers("deepstack_visual_indexes") or ())
+    return norm + mlp + deep * (2 * merged + mlp)

@@ -1,0 +1,132 @@
+"""Parameters of encoders from a config.json alone, against the modules that transformers builds."""
+
+import pytest
+
+from kvexp.hf.decoder import decoder_facts
+
+TEXT = {
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "patch_size": 14}
+SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "patch_size": 14}
+QWEN3 = {
+    "num_position_embeddings": 2304,
+    "spatial_merge_size": 2,
+    "patch_size": 16,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
+
+CASES = [
+    (
+        "qwen2_vl",
+        {},
+        3584,
+        {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "patch_size": 14},
+        675_759_104,
+    ),
+    (
+        "qwen2_5_vl",
+        {},
+        2048,
+        {
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "out_hidden_size": 2048,
+            "patch_size": 14,
+        },
+        668_684_288,
+    ),
+    (
+        "qwen3_vl",
+        {},
+        2560,
+        {
+            **QWEN3,
+            "depth": 24,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "out_hidden_size": 2560,
+        },
+        415_347_712,
+    ),
+    (
+        "qwen3_vl_moe",
+        {},
+        2048,
+        {
+            **QWEN3,
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "out_hidden_size": 2048,
+        },
+        538_631_408,
+    ),
+    (
+        "gemma3",
+        {},
+        2560,
+        {**SIGLIP, "image_size": 896, "intermediate_size": 4304, "num_hidden_layers": 27},
+        419_816_304,
+    ),
+    ("llava", {}, 4096, {**CLIP, "intermediate_size": 4096, "num_hidden_layers": 24}, 324_487_168),
+    (
+        "llava_next",
+        {},
+        4096,
+        {**CLIP, "intermediate_size": 4096, "num_hidden_layers": 24},
+        324_491_264,
+    ),
+    (
+        "mistral3",
+        {"spatial_merge_size": 2},
+        5120,
+        {
+            "model_type": "pixtral",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+        438_958_080,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "around", "hidden", "vision", "parameters"), CASES, ids=[case[0] for case in CASES]
+)
+def test_an_encoder_of_a_known_class_is_counted_exactly(kind, around, hidden, vision, parameters):
+    notes: list[str] = []
+    config = {
+        "model_type": kind,
+        **around,
+        "text_config": {"model_type": "llama", **TEXT, "hidden_size": hidden},
+        "vision_config": vision,
+    }
+
+    facts = decoder_facts(config, "text_config", notes, {})
+
+    assert facts["tower_parameters"] == parameters
+    assert not any("plain encoder" in note for note in notes)
+
+
+def test_another_encoder_under_a_known_model_is_an_estimate():
+    notes: list[str] = []
+    config = {
+        "model_type": "llava",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {**SIGLIP, "intermediate_size": 4304, "num_hidden_layers": 27},
+    }
+
+    decoder_facts(config, "text_config", notes, {})
+
+    assert any("by the rule of a plain encoder" in note for note in notes)
