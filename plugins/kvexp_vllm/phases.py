@@ -3,21 +3,25 @@
 T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermediate size of a rank,
 V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
 
-    forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I)
+    forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I;
+                   2 I without a gate)
     embedding    = e H V / n + 2 e H T, with torch.compile on the V2 runner
     attention    = e T (latents, queries, outputs, 2 H) + the chunked prefill's workspace + W, with
                    the workspace that earlier layers' experts keep              (MLA alone)
     V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
                    sampler's block maxima; soft-capping has them twice instead
     V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
-                   0.16) and e + 12 with the Triton kernel (from 0.17), which keeps 4 V bytes a
-                   multiprocessor; 16 V S more where drafts are rejected (from 0.12)
+                   0.16) and e + 12 with the Triton kernel (from 0.17), in tensors of 4 V S in
+                   segments of their own, which keeps 4 V bytes a multiprocessor; 16 V S more where
+                   drafts are rejected (from 0.12)
     draft        = its own forward, and its logits on the V2 runner, while the model's hidden
                    states are alive: 1 H a token, 5 for EAGLE3 (three of inner layers, one combined)
 
 k = 3 for a plain decoder block, one more where q and k are changed after their projection (a bias
-or norms of heads), one more with norms behind attention and MLP. Fitted to vLLM 0.26.0 on one and
-two H200 and, for the V0 and V1 runners of other versions, to public start-up logs.
+or norms of heads), one more with norms behind attention and MLP; 5 with learned positions, whose
+embeddings and those of the tokens outlive their sum (whisper-large-v3). A product with a bias has
+1 MiB of workspace beside W. Fitted to vLLM 0.26.0 on one and two H200 and, for the V0 and V1
+runners of other versions, to public start-up logs.
 """
 
 from dataclasses import replace
@@ -44,7 +48,9 @@ HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
 """Of a token, alive beside a draft's forward, where it is not the model's last one alone."""
 
 V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
-SAMPLER_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
+SORTED_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
+ARGUMENT_BYTES, TABLES_BYTES = 48, 2048  # the same with the Triton kernel, and its two tables
+BIAS_WORKSPACE_BYTES = 1 * MIB  # of cuBLASLt, on an H200
 
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
@@ -86,6 +92,7 @@ def _forward(
     if model.mla is not None:
         size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
     size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
+    size += 0 if compiled else _bias_workspace_bytes(deployment)
     size += index_buffers(sampled_rows(deployment))
     source = fitted_to(deployment, v2_runner=v2_runner)
     spread = _forward_spread(deployment, v2_runner=v2_runner)
@@ -150,6 +157,8 @@ def _hidden_elements(deployment: Deployment) -> int:
     """Elements a token outside the MLP that are alive at its peak: k H."""
     model = deployment.model
     known = weights.architecture_of(model)
+    if known.positions is not None:
+        return 5 * model.hidden_size
     changed = bool(known.qk_norm or model.qk_norm or model.attention_bias)
     return (3 + changed + (known.norms == 4)) * model.hidden_size
 
@@ -163,10 +172,11 @@ def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
 
 
 def _mlp_width(deployment: Deployment) -> int:
-    """Elements a token of the widest MLP: gate, up and their product, or the experts' workspace."""
+    """Elements a token of the widest MLP: up, what is made of it and its gate, or of experts."""
     model, tp = deployment.model, deployment.tp
     if model.moe is None:
-        return 3 * (model.intermediate_size // tp)
+        widths = 3 if weights.architecture_of(model).gated else 2
+        return widths * (model.intermediate_size // tp)
     moe, width = model.moe, model.moe.moe_intermediate_size // tp
     rows = moe.num_experts_per_tok
     workspace = rows * max(2 * width, model.hidden_size) + rows * width
@@ -244,18 +254,36 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     """The sampler with top-k and top-p of the V0 and V1 runners."""
     model, rows = deployment.model, sampled_rows(deployment)
     item = deployment.dtype.itemsize_bytes
-    vocab = weights.padded_vocab_size(model)
-    rejected = rules.rejection_bytes if deployment.speculation is not None else 0
-    size = (item + rules.sampler_bytes + rejected) * vocab * rows
-    if rules.sampler_keeps_rows:
-        size += 4 * vocab * min(deployment.gpu.num_sms or 132, rows)
+    size = _sampled_bytes(deployment, rules)
     size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
     if shape.pp_rank > 0:
         size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
-    size += SAMPLER_ARGUMENT_BYTES * rows
-    experts = kept_experts_bytes(deployment, rules)
-    size += experts + workspace_bytes(deployment)
-    doubt = PRINTED_BYTES + experts // 20
+    size += kept_experts_bytes(deployment, rules)
+    size += workspace_bytes(deployment) + _bias_workspace_bytes(deployment)
+    doubt = PRINTED_BYTES
     if model.moe is not None and model.moe.format is not None:
         doubt += 16 * MIB
     return around("sampler", size, fitted_to(deployment, v2_runner=False), more_bytes=doubt)
+
+
+def _sampled_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """Logits of all rows and what is sorted, or scaled, normed and drawn, of them.
+
+    With the Triton kernel each copy is an fp32 tensor of its own (0.26 `v1/sample`); what sorting
+    takes was fitted to logs.
+    """
+    rows, item = sampled_rows(deployment), deployment.dtype.itemsize_bytes
+    entries = weights.padded_vocab_size(deployment.model) * rows
+    rejected = rules.rejection_bytes if deployment.speculation is not None else 0
+    beside = rules.sampler_bytes + rejected
+    if not rules.sampler_keeps_rows:
+        return (item + beside) * entries + SORTED_ARGUMENT_BYTES * rows
+    kept = entries // rows * min(deployment.gpu.num_sms or 132, rows)
+    copies = beside // 4 * _segment(4 * entries)
+    return _segment(item * entries) + copies + 4 * kept + ARGUMENT_BYTES * rows + TABLES_BYTES
+
+
+def _bias_workspace_bytes(deployment: Deployment) -> int:
+    """Workspace of a matrix product that adds a bias."""
+    known = weights.architecture_of(deployment.model)
+    return BIAS_WORKSPACE_BYTES if deployment.model.attention_bias or known.mlp_bias else 0

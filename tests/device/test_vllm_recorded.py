@@ -41,6 +41,15 @@ NEAR = (
     "qwen3_30b_a3b_tp2_8192",
     "gpt_oss_20b_tp2_8192",
 )
+SAMPLED = (
+    "qwen3_30b_a3b_2048",
+    "qwen3_30b_a3b_8192",
+    "qwen3_30b_a3b_tp2_8192",
+    "lora1x16_qwen3_30b_a3b_8192",
+    "gpt_oss_20b_graphs_8192",
+    "qwen25_32b_8192",
+)
+"""Of the V1 runner's sampler, the last of a forward with biases."""
 WEIGHTS = [
     *TO_THE_BYTE,
     *(name for name in NEAR if name != "gpt_oss_20b_tp2_8192"),  # 0.1 % is not explained
@@ -133,6 +142,12 @@ def test_every_term_and_the_blocks_are_vllms_to_the_byte(name):
     assert result.readings["num_blocks_by_rules"] == result.num_blocks
     assert result.notes[-1].startswith("by the rules")  # and none says that the planners differ
     assert result.notes[-1].count("(+0)") == 5
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_sampler_and_a_bias_take_vllms_bytes(name):
+    for ruled, found in both(name):
+        assert ruled["activation"] == found["activation_bytes"]
 
 
 @pytest.mark.parametrize("name", NEAR)
