@@ -9,6 +9,7 @@ from kvexp.free_memory import FreeMemoryEngine
 from kvexp.gpu_lock import GpuLock
 from kvexp.hf import config_json
 from kvexp.nvml import NvmlDevice, Usage, open_device
+from kvexp.parts import Encoder
 from kvexp.profiler import DeviceFacts, EngineRefused, Measurement, Profiler
 from kvexp.request import AUTO_FIT, Gpu, Knobs, Model, parse_bytes_of, share_of_total
 from kvexp.results import KvGroup, Part, Profile, Provenance, Refusal, Stage
@@ -48,6 +49,7 @@ __all__ = [
     "DType",
     "Deployment",
     "DeviceFacts",
+    "Encoder",
     "Engine",
     "EngineRefused",
     "Forward",

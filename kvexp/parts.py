@@ -150,10 +150,11 @@ class Heads:
 
 @dataclass
 class Encoder:
-    """A vision encoder as an engine's profile runs it, on images of the largest size.
+    """An encoder of images or audio as an engine's profile runs it, on the largest items.
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
-    becomes `tokens_per_item` positions of the decoder. `gated`: the encoder's MLP has a gate.
+    becomes `tokens_per_item` positions of the decoder; of audio they are its encoder's positions,
+    and the mel bins of each. `gated`: the encoder's MLP has a gate.
     `video_items`: a video is as much as so many images at most, 0 where it takes none.
     `kept_layers`: outputs of so many layers are joined to the last one's (Mllama), whose decoder
     looks at them from layers of cross-attention instead of taking them as positions.

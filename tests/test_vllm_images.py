@@ -1,4 +1,4 @@
-"""Images in vLLM's profile run, against what public logs printed as its peak (GiB)."""
+"""Images and audio in vLLM's profile run, against what public logs printed as its peak (GiB)."""
 
 import pytest
 
@@ -31,6 +31,11 @@ PEAKS = {  # asked, the peak that a log shows, how near
         36.63,
         0.01,
     ),
+    "audio of 30 seconds for each of 400 requests": (
+        "gpu=rtx_4070_laptop model=whisper_tiny engine.version=0.6.6 kv_dtype=fp8 max_num_seqs=400",
+        7.09,
+        0.01,
+    ),
     "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.02),
 }
 
@@ -43,6 +48,13 @@ def test_the_peak_of_v0_with_images_is_what_the_log_shows(name):
     assert peak.size_bytes == pytest.approx(printed * GIB, rel=near)
     low, high = peak.size_bytes - peak.below_bytes, peak.size_bytes + peak.above_bytes
     assert low - PRINTED <= printed * GIB <= high + PRINTED
+
+
+def test_the_audio_of_400_requests_leaves_no_cache_on_8_gib():
+    result = kvexp.run(PEAKS["audio of 30 seconds for each of 400 requests"][0].split())
+
+    assert result.refusal is not None
+    assert result.refusal.available_bytes < 0
 
 
 def test_v0_samples_one_row_a_prompt_of_images():

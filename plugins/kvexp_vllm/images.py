@@ -1,4 +1,4 @@
-"""Images of a profile run: how many, what they hold meanwhile, and the encoder's own forward.
+"""Images or audio of a profile run: how many, and what they hold meanwhile.
 
 Their pixels and the encoder's output are alive while the phases of tokens run.
 """
@@ -6,7 +6,8 @@ Their pixels and the encoder's output are alive while the phases of tokens run.
 from dataclasses import dataclass, replace
 
 from kvexp.contract import MIB, Deployment
-from kvexp_vllm.peaks import Peak, around
+from kvexp_vllm import encoders
+from kvexp_vllm.peaks import Peak
 from kvexp_vllm.rules import VersionRules
 
 UNKNOWN_PIXELS_BYTES = 256 * MIB
@@ -26,30 +27,30 @@ class Images:
     tokens: int = 0
 
 
-def _profiles_images(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> bool:
-    """Whether the profile run passes images through the model's encoder."""
-    limits = deployment.mm_limits
-    allowed = limits.get("image", 1) or limits.get("video", 1)
-    runs = rules.v2_profiles_images or not v2_runner
-    return deployment.model.encoder is not None and bool(allowed) and runs
+def _limits(deployment: Deployment) -> dict[str, int]:
+    """The limits of what the encoder takes: audio, or images and videos."""
+    hears = deployment.model.cross_attention
+    return {name: n for name, n in deployment.mm_limits.items() if (name == "audio") is hears}
 
 
 def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
     """The images of a profile run, none where it passes none through the encoder."""
-    if not _profiles_images(deployment, rules, v2_runner=v2_runner):
+    encoder, limits = deployment.model.encoder, _limits(deployment)
+    if encoder is None or not any(limits.values()):
         return Images()
-    encoder = deployment.model.encoder
-    assert encoder is not None
+    if v2_runner and not rules.v2_profiles_images:
+        return Images()
     budget = deployment.max_num_batched_tokens
     video = _images_of_a_video(deployment)
     if not rules.is_v0:
         largest = max(video, 1)
         count = largest * max(1, budget // (largest * encoder.tokens_per_item))
         return Images(held=count, encoded=count)
-    pictures, videos = (deployment.mm_limits.get(name, 0) for name in ("image", "video"))
-    if encoder.kept_layers:  # beside the decoder's own prompt, which only looks at them
-        count = deployment.max_num_seqs * pictures
+    if encoder.kept_layers or deployment.model.cross_attention:
+        # the encoder-decoder runner: each request has its own, beside the decoder's prompt
+        count = deployment.max_num_seqs * sum(limits.values())
         return Images(held=count, encoded=count, sequences=deployment.max_num_seqs, tokens=budget)
+    pictures, videos = limits.get("image", 0), limits.get("video", 0)
     prompt = (pictures + videos * video) * encoder.tokens_per_item
     sequences = max(1, min(deployment.max_num_seqs, budget // prompt))
     if rules.drops_images and prompt > budget // sequences:
@@ -91,35 +92,23 @@ def held_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> i
 def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
     encoder = deployment.model.encoder
     assert encoder is not None
-    item = rules.pixel_bytes or deployment.dtype.itemsize_bytes
+    item = deployment.dtype.itemsize_bytes
+    if rules.pixel_bytes and not deployment.model.cross_attention:
+        item = rules.pixel_bytes
     return images.held * encoder.patches_per_item * encoder.patch_size * item
 
 
 def encoding(deployment: Deployment, rules: VersionRules, images: Images) -> Peak:
-    """The encoder's own forward: all patches through its MLP, or through rotary attention.
-
-    With rotary positions (encoders that take videos) the input and its norm, the projections and
-    their contiguous copies stand beside fp32 queries and what turning them takes, or beside the
-    projections that all ranks gather. An encoder that keeps outputs of layers holds each of them
-    and their stack, and a mask of all pairs of an image's patches.
-    """
-    encoder, item, n = deployment.model.encoder, deployment.dtype.itemsize_bytes, deployment.tp
+    """The encoder's forward over the images that are encoded at once, all of them being held."""
+    encoder = deployment.model.encoder
     assert encoder is not None
-    patches = images.encoded * encoder.patches_per_item
-    hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
-    elements = widths * (encoder.intermediate_size // n) + 4 * hidden
-    if encoder.kept_layers:
-        elements += (2 * encoder.kept_layers + 2) * hidden + encoder.patches_per_item
-        beside = _pixel_bytes(deployment, rules, images)
-        return around("encoder", patches * elements * item + beside, "one log", spread=0.1)
-    if encoder.video_items:
-        turning = (2 + 2 * rules.rotary_copies) * hidden // n
-        gathered = 3 * hidden if n > 1 else 0
-        elements = max(elements, 2 * hidden + 6 * hidden // n + max(turning, gathered))
-    if rules.pixel_bytes:
-        elements += encoder.patch_size  # the pixels in the compute dtype
-    size = patches * elements * item + held_bytes(deployment, rules, images)
-    return around("encoder", size, "logs of two models of images", spread=0.2)
+    return encoders.forward(
+        deployment,
+        rules,
+        images.encoded * encoder.patches_per_item,
+        held_bytes=held_bytes(deployment, rules, images),
+        pixel_bytes=_pixel_bytes(deployment, rules, images),
+    )
 
 
 def unknown_bytes(deployment: Deployment) -> int:

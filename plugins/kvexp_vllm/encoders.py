@@ -1,0 +1,87 @@
+"""An encoder's own forward in the profile run: what is alive at its widest point, by family.
+
+P = positions of all items in one forward, h = the encoder's hidden size, I = its MLP's width,
+n = tensor-parallel size, e = bytes of an element. Elements a position:
+
+    rotary   = 2 h + 6 h / n + what turning takes; at least the gated MLP's 3 I / n + 4 h
+    Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
+    audio    = 3 h + 2 I / n: the layer's input, its residual and norm beside the MLP
+    others   = 4 h + 2 I / n, 3 I / n where the MLP is gated
+"""
+
+from kvexp.contract import Deployment, Encoder
+from kvexp_vllm.peaks import Peak, around
+from kvexp_vllm.rules import VersionRules
+
+AUDIO_MORE_WIDTHS = 5
+"""Hidden sizes a position that V0's audio encoder takes beyond its code, in the one log."""
+
+INDEX_BYTES = 24  # of a position of the encoder: token, position and slot, 8 bytes each
+
+
+def forward(
+    deployment: Deployment,
+    rules: VersionRules,
+    positions: int,
+    *,
+    held_bytes: int,
+    pixel_bytes: int,
+) -> Peak:
+    """The peak of one forward over `positions`, beside its `pixel_bytes` or all that is held."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if deployment.model.cross_attention:
+        return _audio(deployment, rules, positions, pixel_bytes)
+    item = deployment.dtype.itemsize_bytes
+    if encoder.kept_layers:
+        elements = _mlp_elements(encoder, deployment.tp) + encoder.patches_per_item
+        elements += (2 * encoder.kept_layers + 2) * encoder.hidden_size
+        size = positions * elements * item + pixel_bytes
+        return around("encoder", size, "one log", spread=0.1)
+    elements = _mlp_elements(encoder, deployment.tp)
+    if encoder.video_items:
+        elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
+    if rules.pixel_bytes:
+        elements += encoder.patch_size  # the pixels in the compute dtype
+    size = positions * elements * item + held_bytes
+    return around("encoder", size, "logs of two models of images", spread=0.2)
+
+
+def _mlp_elements(encoder: Encoder, n: int) -> int:
+    widths = 3 if encoder.gated else 2
+    return widths * (encoder.intermediate_size // n) + 4 * encoder.hidden_size
+
+
+def _turned_elements(encoder: Encoder, rules: VersionRules, n: int) -> int:
+    """Attention with rotary positions (encoders that take videos).
+
+    The input and its norm, the projections and their contiguous copies stand beside fp32 queries
+    and what turning them takes, or beside the projections that all ranks gather.
+    """
+    hidden = encoder.hidden_size
+    turning = (2 + 2 * rules.rotary_copies) * hidden // n
+    gathered = 3 * hidden if n > 1 else 0
+    return 2 * hidden + 6 * hidden // n + max(turning, gathered)
+
+
+def _audio(deployment: Deployment, rules: VersionRules, positions: int, pixel_bytes: int) -> Peak:
+    """Whisper's encoder (0.7.0 `models/whisper.py`).
+
+    The one log of V0 has `AUDIO_MORE_WIDTHS` more than the code accounts for, so the code's count
+    is the lower end there, and what the log has is the upper end for V1.
+    """
+    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
+    assert encoder is not None
+    hidden = encoder.hidden_size
+    elements = _mlp_elements(encoder, deployment.tp) - hidden
+    code = positions * (elements * item + INDEX_BYTES) + pixel_bytes
+    more = positions * AUDIO_MORE_WIDTHS * hidden * item
+    error = code // 20
+    best = code + more if rules.is_v0 else code
+    return Peak(
+        size_bytes=best,
+        low_bytes=code - error,
+        high_bytes=code + more + error,
+        phase="encoder",
+        source="its code, and one log of V0 that has more",
+    )
