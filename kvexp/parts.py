@@ -158,6 +158,8 @@ class Encoder:
     `video_items`: a video is as much as so many images at most, 0 where it takes none.
     `kept_layers`: outputs of so many layers are joined to the last one's (Mllama), whose decoder
     looks at them from layers of cross-attention instead of taking them as positions.
+    `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
+    divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B).
     """
 
     tokens_per_item: int = MISSING
@@ -168,6 +170,13 @@ class Encoder:
     gated: bool = False
     video_items: int = 0
     kept_layers: int = 0
+    num_hidden_layers: int | None = None
+    num_attention_heads: int | None = None
+    qk_norm: bool = False
+
+    def splits_heads(self, n: int) -> bool:
+        """Whether `n` ranks share its attention; otherwise each of them has all of it."""
+        return self.num_attention_heads is None or self.num_attention_heads % n == 0
 
     def __post_init__(self) -> None:
         for name in ("tokens_per_item", "patches_per_item", "patch_size", "hidden_size"):

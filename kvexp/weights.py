@@ -11,6 +11,7 @@ from kvexp import per_layer
 from kvexp.architectures import Architecture, architecture_of, is_known
 from kvexp.dtypes import DType, Quantization
 from kvexp.formats import Tensor, format_of, linear, stored_as
+from kvexp.parts import Encoder
 from kvexp.request import (
     SPARSE,
     Compressed,
@@ -105,12 +106,26 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
 def towers(
     model: Model, share: Slice, dtype: DType, *, vision: bool = True, audio: bool = True
 ) -> Iterator[Tensor]:
-    """Encoders and projectors beside the decoder, split as its layers are."""
+    """Encoders and projectors beside the decoder, split as its layers are.
+
+    Where an encoder's heads do not divide, only its MLPs are split.
+    """
     count = model.audio_tower_parameters if audio else 0
+    whole = 0
     if vision:
-        count += model.tower_parameters - model.audio_tower_parameters
+        seeing = model.tower_parameters - model.audio_tower_parameters
+        count += seeing
+        whole = seeing - _split_of(model.encoder, share.tp, seeing)
     if count and share.first_stage:
-        yield _tensor("towers", count // share.tp, dtype, "tower")
+        yield _tensor("towers", whole + (count - whole) // share.tp, dtype, "tower")
+
+
+def _split_of(encoder: Encoder | None, tp: int, seeing: int) -> int:
+    """Parameters of a vision tower that ranks share."""
+    if encoder is None or encoder.num_hidden_layers is None or encoder.splits_heads(tp):
+        return seeing
+    widths = 3 if encoder.gated else 2
+    return encoder.num_hidden_layers * widths * encoder.hidden_size * encoder.intermediate_size
 
 
 def attention(

@@ -36,6 +36,12 @@ PEAKS = {  # asked, the peak that a log shows, how near
         7.09,
         0.01,
     ),
+    "16 images of 13 tiles, by an encoder whose 25 heads 8 ranks do not share": (
+        "gpu=l40s model=internvl3_78b engine.version=0.6.6 tp=8 max_model_len=8192"
+        " mm.limits.image=16",
+        15.73,
+        0.002,
+    ),
     "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.02),
 }
 
@@ -76,6 +82,14 @@ def test_v1_encodes_its_largest_item_once_where_the_step_is_shorter():
 
     assert one < 2.2 * GIB  # a video of two frames is as much as an image
     assert more == pytest.approx(3 * one, rel=0.02)  # three of them stand beside one image
+
+
+def test_heads_that_ranks_do_not_share_are_whole_on_each():
+    asked = "gpu=l40s model=internvl3_78b engine.version=0.6.6 max_model_len=8192"
+
+    assert kvexp.run(f"{asked} tp=8".split()).profile.weights_bytes == pytest.approx(
+        21.67 * GIB, rel=0.003
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
 
     rotary   = 2 h + 6 h / n + what turning takes; at least the gated MLP's 3 I / n + 4 h
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
+    normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
+               and its norm, the projections (or what is gathered of them) and one that is normed
+               already beside the fp32 norm of the other; at least 4 h + 2 I / n
     audio    = 3 h + 2 I / n: the layer's input, its residual and norm beside the MLP
     others   = 4 h + 2 I / n, 3 I / n where the MLP is gated
 """
@@ -39,6 +42,10 @@ def forward(
         size = positions * elements * item + pixel_bytes
         return around("encoder", size, "one log", spread=0.1)
     elements = _mlp_elements(encoder, deployment.tp)
+    if encoder.qk_norm:
+        elements = max(elements, _normed_elements(encoder, deployment.tp))
+        size = positions * elements * item + pixel_bytes
+        return around("encoder", size, "its code and one log", spread=0.1)
     if encoder.video_items:
         elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
     if rules.pixel_bytes:
@@ -50,6 +57,16 @@ def forward(
 def _mlp_elements(encoder: Encoder, n: int) -> int:
     widths = 3 if encoder.gated else 2
     return widths * (encoder.intermediate_size // n) + 4 * encoder.hidden_size
+
+
+def _normed_elements(encoder: Encoder, n: int) -> int:
+    """Attention whose queries and keys are normed over all heads, in fp32.
+
+    0.6.6 to 0.19 `models/intern_vit.py`: ranks gather both first, or have all heads each.
+    """
+    shared = n > 1 and encoder.splits_heads(n)
+    widths = 10 + 3 / n if shared else 12
+    return int(widths * encoder.hidden_size)
 
 
 def _turned_elements(encoder: Encoder, rules: VersionRules, n: int) -> int:

@@ -53,7 +53,8 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     pictures, videos = limits.get("image", 0), limits.get("video", 0)
     prompt = (pictures + videos * video) * encoder.tokens_per_item
     sequences = max(1, min(deployment.max_num_seqs, budget // prompt))
-    if rules.drops_images and prompt > budget // sequences:
+    keeps = deployment.model.architecture.startswith(rules.keeps_images)
+    if rules.drops_images and not keeps and prompt > budget // sequences:
         return Images(sequences=sequences, tokens=budget)
     return Images(
         held=sequences * (pictures + videos * video),
@@ -94,7 +95,8 @@ def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) ->
     assert encoder is not None
     item = deployment.dtype.itemsize_bytes
     if rules.pixel_bytes and not deployment.model.cross_attention:
-        item = rules.pixel_bytes
+        joined = encoder.video_items or encoder.kept_layers
+        item = rules.pixel_bytes * (2 if joined else 1)  # as they came, and as one tensor
     return images.held * encoder.patches_per_item * encoder.patch_size * item
 
 

@@ -29,7 +29,8 @@ class VersionRules:
     top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
-    `drops_images`: V0's profile has no images where its step is too short for a prompt of them.
+    `drops_images`: V0's profile has no images where its step is too short for a prompt of them,
+    but for classes (`keeps_images`) whose prompt is then as long as its images.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
@@ -70,6 +71,7 @@ class VersionRules:
     chunks_latent: bool = True
     image_tokens: int = 0
     drops_images: bool = False
+    keeps_images: tuple[str, ...] = ()
     pixel_bytes: int = 0
     rotary_copies: int = 1
     mrope_rows: int = 4
@@ -84,6 +86,10 @@ class VersionRules:
         return self.log_shape == "v0"
 
 
+_LEGACY = ("InternVL", "MiniCPMV", "Pixtral")
+_NEXT = ("LlavaNext", "LlavaMistral", "LlavaLlama", "LlavaOnevision")
+"""Classes with a dummy prompt of their own (`register_dummy_data`): those, and in 0.6 these too."""
+
 _V0 = VersionRules(
     first=(0, 5),
     util=0.9,
@@ -93,7 +99,8 @@ _V0 = VersionRules(
     v2_runner="none",
     log_shape="v0",
     drops_images=True,
-    pixel_bytes=8,
+    keeps_images=(*_NEXT, *_LEGACY),
+    pixel_bytes=4,
     rotary_copies=3,
     mrope_rows=1,
 )
@@ -101,11 +108,12 @@ _V0_5_3 = replace(_V0, first=(0, 5, 3), chunk_tokens=512)
 _V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
 _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
 _V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
-_V0_7_2 = replace(_V0_6_5, first=(0, 7, 2), mrope_rows=4)
-_V0_8 = replace(_V0_7_2, first=(0, 8), chunks_latent=False)
+_V0_7 = replace(_V0_6_5, first=(0, 7), keeps_images=_LEGACY)
+_V0_7_2 = replace(_V0_7, first=(0, 7, 2), keeps_images=("Pixtral",), mrope_rows=4)
+_V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(_V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1)
-V0_COLUMNS = (_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_7_2, _V0_8, _V0_8_3, _V0_9)
+V0_COLUMNS = (*(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9),)
 
 _V2_DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 _V2_EXPERTS = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
