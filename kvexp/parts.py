@@ -159,7 +159,9 @@ class Encoder:
     `kept_layers`: outputs of so many layers are joined to the last one's (Mllama), whose decoder
     looks at them from layers of cross-attention instead of taking them as positions.
     `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
-    divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B).
+    divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B). `rotary`: its
+    positions are turned; `deepstack_layers`: outputs of so many layers go into the decoder's first
+    layers beside the last one's.
     """
 
     tokens_per_item: int = MISSING
@@ -173,6 +175,8 @@ class Encoder:
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
     qk_norm: bool = False
+    rotary: bool = False
+    deepstack_layers: int = 0
 
     def splits_heads(self, n: int) -> bool:
         """Whether `n` ranks share its attention; otherwise each of them has all of it."""

@@ -7,6 +7,12 @@ import kvexp
 GIB = 1 << 30
 PRINTED = 0.0151 * GIB
 ORIN = "gpu=jetson_agx_orin model=qwen25_vl_7b quantization=w4a16 max_model_len=4096"
+OMNI = (
+    "gpu=rtx_4090_48gb model=qwen3_omni_30b_a3b quantization=gptq engine.version=0.9.3-v0"
+    " model.quantization_config.method=gptq model.quantization_config.bits=8"
+    " model.quantization_config.group_size=32 max_num_seqs=8 max_model_len=32768"
+    " mm.limits.image=3 mm.limits.video=3 mm.limits.audio=3"
+)
 
 PEAKS = {  # asked, the peak that a log shows, how near
     "a step too short for the images holds none": (
@@ -42,6 +48,7 @@ PEAKS = {  # asked, the peak that a log shows, how near
         15.73,
         0.002,
     ),
+    "three images and three videos of one frame, all longer than the step": (f"{OMNI}", 6.49, 0.06),
     "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.02),
 }
 
@@ -82,6 +89,30 @@ def test_v1_encodes_its_largest_item_once_where_the_step_is_shorter():
 
     assert one < 2.2 * GIB  # a video of two frames is as much as an image
     assert more == pytest.approx(3 * one, rel=0.02)  # three of them stand beside one image
+
+
+def test_encoders_and_tables_keep_the_base_dtype_beside_experts_of_8_bits():
+    assert kvexp.run(OMNI.split()).profile.weights_bytes == pytest.approx(33.06 * GIB, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("version", "images"),
+    [
+        ("0.9.2", 2),  # 6000 tokens begin a second image of 3328
+        ("0.10.0", 1),
+    ],
+)
+def test_v1_rounds_its_items_down_from_0_10(version, images):
+    asked = "gpu=h100 model=internvl3_78b tp=8 enforce_eager=true"
+    one, two = (
+        kvexp.run(f"{asked} engine.version={version} max_num_batched_tokens={n}".split())
+        for n in (3328, 6656)
+    )
+    asked += f" engine.version={version} max_num_batched_tokens=6000"
+    between = kvexp.run(asked.split()).profile.activation_bytes
+
+    expected = (one, two)[images - 1].profile.activation_bytes
+    assert between == pytest.approx(expected, rel=0.1)
 
 
 def test_heads_that_ranks_do_not_share_are_whole_on_each():

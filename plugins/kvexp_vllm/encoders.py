@@ -3,7 +3,8 @@
 P = positions of all items in one forward, h = the encoder's hidden size, I = its MLP's width,
 n = tensor-parallel size, e = bytes of an element. Elements a position:
 
-    rotary   = 2 h + 6 h / n + what turning takes; at least the gated MLP's 3 I / n + 4 h
+    rotary   = 2 h + 6 h / n + what turning takes; at least the MLP's as of others; h more for each
+               layer whose output is kept for the decoder
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
     normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
                and its norm, the projections (or what is gathered of them) and one that is normed
@@ -46,8 +47,9 @@ def forward(
         elements = max(elements, _normed_elements(encoder, deployment.tp))
         size = positions * elements * item + pixel_bytes
         return around("encoder", size, "its code and one log", spread=0.1)
-    if encoder.video_items:
+    if encoder.rotary:
         elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
+    elements += encoder.deepstack_layers * encoder.hidden_size
     if rules.pixel_bytes:
         elements += encoder.patch_size  # the pixels in the compute dtype
     size = positions * elements * item + held_bytes
@@ -70,7 +72,7 @@ def _normed_elements(encoder: Encoder, n: int) -> int:
 
 
 def _turned_elements(encoder: Encoder, rules: VersionRules, n: int) -> int:
-    """Attention with rotary positions (encoders that take videos).
+    """Attention with rotary positions.
 
     The input and its norm, the projections and their contiguous copies stand beside fp32 queries
     and what turning them takes, or beside the projections that all ranks gather.

@@ -41,10 +41,9 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     if v2_runner and not rules.v2_profiles_images:
         return Images()
     budget = deployment.max_num_batched_tokens
-    video = _images_of_a_video(deployment)
+    video = _images_of_a_video(deployment, rules)
     if not rules.is_v0:
-        largest = max(video, 1)
-        count = largest * max(1, budget // (largest * encoder.tokens_per_item))
+        count = _items_of_v1(deployment, rules, largest=max(video, 1))
         return Images(held=count, encoded=count)
     if encoder.kept_layers or deployment.model.cross_attention:
         # the encoder-decoder runner: each request has its own, beside the decoder's prompt
@@ -64,14 +63,33 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     )
 
 
-def _images_of_a_video(deployment: Deployment) -> int:
-    """How many images the video is as much as that fits the length beside one image, 0 for none."""
-    encoder = deployment.model.encoder
+def _items_of_v1(deployment: Deployment, rules: VersionRules, *, largest: int) -> int:
+    """Images of a V1 profile: of the largest item as many as a step holds, but for the requests'.
+
+    `largest`: how many images the largest item is as much as.
+    """
+    encoder, limits = deployment.model.encoder, _limits(deployment)
     assert encoder is not None
-    if not deployment.mm_limits.get("video", 0):
+    tokens = largest * encoder.tokens_per_item
+    budget = max(deployment.max_num_batched_tokens, tokens)
+    items = -(-budget // tokens) if rules.rounds_items_up else budget // tokens
+    return largest * min(items, deployment.max_num_seqs * max(limits.values()))
+
+
+def _images_of_a_video(deployment: Deployment, rules: VersionRules) -> int:
+    """How many images a video is as much as, 0 for none: those that the length leaves room for.
+
+    To 0.10.1 the prompt's images come first; V1 takes one of each, V0 as many as are allowed.
+    """
+    encoder, limits = deployment.model.encoder, _limits(deployment)
+    assert encoder is not None
+    if not limits.get("video", 0):
         return 0
-    fitting = deployment.max_model_len // encoder.tokens_per_item - 1
-    return min(max(fitting, 1), encoder.video_items)
+    fitting = deployment.max_model_len // encoder.tokens_per_item
+    pictures, videos = (limits.get(name, 0) if rules.is_v0 else 1 for name in ("image", "video"))
+    if rules.video_beside_images:
+        fitting -= pictures
+    return min(max(fitting // videos, 1), encoder.video_items, rules.video_images)
 
 
 def step(deployment: Deployment, images: Images) -> Deployment:
@@ -85,7 +103,8 @@ def held_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> i
     """Pixels and outputs of the images, which live while the decoder runs."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    outputs = encoder.tokens_per_item * deployment.model.hidden_size
+    width = (1 + encoder.deepstack_layers) * deployment.model.hidden_size
+    outputs = encoder.tokens_per_item * width
     outputs *= deployment.dtype.itemsize_bytes
     return _pixel_bytes(deployment, rules, images) + images.held * outputs
 
@@ -95,7 +114,7 @@ def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) ->
     assert encoder is not None
     item = deployment.dtype.itemsize_bytes
     if rules.pixel_bytes and not deployment.model.cross_attention:
-        joined = encoder.video_items or encoder.kept_layers
+        joined = encoder.rotary or encoder.kept_layers
         item = rules.pixel_bytes * (2 if joined else 1)  # as they came, and as one tensor
     return images.held * encoder.patches_per_item * encoder.patch_size * item
 

@@ -31,6 +31,9 @@ class VersionRules:
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
     `drops_images`: V0's profile has no images where its step is too short for a prompt of them,
     but for classes (`keeps_images`) whose prompt is then as long as its images.
+    `rounds_items_up`: V1's profile has a last item that its step holds a part of alone.
+    `video_images`: a video is as much as so many images at most, `video_beside_images`: and as the
+    length has room for beside images.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
@@ -72,6 +75,9 @@ class VersionRules:
     image_tokens: int = 0
     drops_images: bool = False
     keeps_images: tuple[str, ...] = ()
+    rounds_items_up: bool = False
+    video_images: int = 8
+    video_beside_images: bool = True
     pixel_bytes: int = 0
     rotary_copies: int = 1
     mrope_rows: int = 4
@@ -132,15 +138,19 @@ _V1 = replace(
     small_card_seqs=1024,
     mm_limit=999,
     drops_images=False,
+    rounds_items_up=True,
     mrope_rows=4,
 )
 _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
 _0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
 _0_9_1 = replace(_0_9, first=(0, 9, 1), charges_whole_device=False, checks_free_memory=True)
-_0_10_1 = replace(_0_9_1, first=(0, 10, 1), caps_seqs=True)
+_0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False)
+_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True)
+_0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
+_0_11 = replace(_0_10_2, first=(0, 11), video_images=7)
 _0_12 = replace(
-    _0_10_1,
+    _0_11,
     first=(0, 12),
     lora_extra_vocab=0,
     lora_experts=True,
@@ -178,7 +188,24 @@ _0_28 = replace(
 _0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
 _0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
 V1_COLUMNS = (
-    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10_1, _0_12, _0_14, _0_15, _0_17, _0_20, _0_21, _0_22),
+    *(
+        _V1,
+        _0_8_4,
+        _0_8_5,
+        _0_9,
+        _0_9_1,
+        _0_10,
+        _0_10_1,
+        _0_10_2,
+        _0_11,
+        _0_12,
+        _0_14,
+        _0_15,
+        _0_17,
+        _0_20,
+        _0_21,
+        _0_22,
+    ),
     *(_0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
 )
 LAST_PATCH = 999
