@@ -20,6 +20,12 @@ PEAKS = {  # asked, the peak that a log shows, how near
         1.16,
         0.06,
     ),
+    "the same with adapters on four cards": (
+        "gpu=a100_80gb model=qwen25_vl_7b engine.version=0.8.2-v0 tp=4 max_model_len=3072"
+        " lora.max_loras=1 lora.max_rank=16",
+        0.32,
+        0.13,
+    ),
     "a step that they fill": (
         "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=32768",
         4.06,

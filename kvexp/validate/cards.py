@@ -24,6 +24,7 @@ _SAME_MEMORY = {
 _LEFT_OUT = {"rtx"}  # of names such as 3090
 _SIZE = re.compile(r"(\d+)\s*gb\b")
 _TOLERANCE = 0.03
+_SAME_SIZE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +56,21 @@ class Cards:
         words = _words(text or "")
         option = self._option(words, total_gib)
         if option is None:
-            return _unknown(text, words, total_gib)
+            return _unknown(text, words, total_gib, self._link(total_gib))
         facts = dict(self.known[option])
         if total_gib is None:
             return Card(facts=facts, assumptions=(f"gpu: {option}'s total of the catalogue",))
         return Card(facts=facts | _total(total_gib))
+
+    def _link(self, total_gib: float | None) -> str | None:
+        """How cards of about this size are linked: as the one of the nearest total is."""
+        if total_gib is None:
+            return None
+        off = {option: abs(self.total_gib(option) / total_gib - 1) for option in self.known}
+        nearest = min(off, key=lambda option: off[option], default=None)
+        if nearest is None or off[nearest] > _SAME_SIZE:
+            return None
+        return str(self.known[nearest].get("interconnect", "pcie"))
 
     def total_gib(self, option: str) -> float:
         """What a card has in all."""
@@ -116,12 +127,17 @@ def _gib_of(facts: Mapping[str, Any]) -> float:
     return float(text) / GIB if text.isdigit() else 0.0
 
 
-def _unknown(text: str | None, words: set[str], total_gib: float | None) -> Card | None:
-    """A card of which only the size is known."""
+def _unknown(
+    text: str | None, words: set[str], total_gib: float | None, link: str | None
+) -> Card | None:
+    """A card of which only the size is known, and from it how several of them are linked."""
     name = text or "unknown card"
     if total_gib is not None:
         facts = {"name": name, **_total(total_gib)}
-        return Card(facts=facts, assumptions=(f"gpu: only the total of {name!r} is known",))
+        if link is None or "pcie" in words:
+            return Card(facts=facts, assumptions=(f"gpu: only the total of {name!r} is known",))
+        assumed = f"gpu: only the total of {name!r} is known, its size has {link}"
+        return Card(facts=facts | {"interconnect": link}, assumptions=(assumed,))
     sizes = [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
     if not sizes:
         return None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvexp.units import GIB
+from kvexp.validate import versions
 from kvexp.validate.case import Inputs
 from kvexp.validate.prediction import Interval, Prediction
 
@@ -17,6 +18,9 @@ COUNTS = ("num_blocks", "kv_tokens", "available_kv_bytes", "max_concurrency")
 
 UTIL = (0.8, 0.95)
 """What users choose instead of the default, in nine of ten logs that state it on whole cards."""
+
+NO_VIDEOS = "--limit-mm-per-prompt video=0"
+MORE_IMAGES = "--limit-mm-per-prompt image=4"
 
 TOTAL_ERROR = 0.015
 """How far boards of one name differ: 44.39 to 44.52 GiB of an L40S, 119.70 to 121.69 of a GB10."""
@@ -57,6 +61,17 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
             yield [replace(inputs, **{name: fewer})]
     if not inputs.is_stated("enforce_eager") and vllm:
         yield [replace(inputs, enforce_eager=True)]
+    if not inputs.is_stated("other_flags") and not inputs.other_flags and vllm:
+        yield [replace(inputs, other_flags=flags) for flags in _limits(inputs.engine_version)]
+    first = versions.first_patch(inputs.engine, inputs.engine_version)
+    if first is not None:
+        yield [replace(inputs, engine_version=first)]
+
+
+def _limits(version: str | None) -> tuple[str, ...]:
+    """Limits of modalities that users give: no videos, and more images where V0 takes one."""
+    more = (MORE_IMAGES,) if versions.is_v0(version or "") else ()
+    return (NO_VIDEOS, *more)
 
 
 def _best(values: Mapping[str, Interval | None], name: str) -> float:

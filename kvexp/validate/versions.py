@@ -46,6 +46,19 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
     return Version(text=numbers, assumptions=tuple(notes))
 
 
+def first_patch(engine: str, text: str | None) -> str | None:
+    """The first patch of a release of vLLM that a text gives two numbers of, which means the last.
+
+    None where the patch is stated, or the engine is another one.
+    """
+    releases = _releases(text or "")
+    if engine.lower() != "vllm" or not releases or len(releases[-1]) > 2:
+        return None
+    said = _ENGINE.search(text or "")
+    numbers = ".".join(str(each) for each in releases[-1])
+    return f"{numbers}.0" + (f" ({said[0]})" if said is not None else "")
+
+
 def family(engine: str, text: str | None) -> str:
     """The release to two numbers, `V0` for all of vLLM's older engine, `unknown` without one."""
     found = _releases(text or "")

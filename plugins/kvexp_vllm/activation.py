@@ -23,6 +23,8 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_ru
     adapts = deployment.lora is not None
     adapters = ADAPTERS_BYTES * shape.num_layers if adapts and v2_runner else 0
     more = UNSPLIT_BYTES if adapts else 0
+    if adapts and rules.is_v0:  # one log has so much more
+        more += step.max_num_batched_tokens * step.model.hidden_size * step.dtype.itemsize_bytes
     more += images.unknown_bytes(step) if shape.pp_rank == 0 and not v2_runner else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(

@@ -39,6 +39,20 @@ LLAMA = Inputs(
     init_free_gib=78.68,
 )
 
+IMAGES = Inputs(
+    id="images",
+    engine="vllm",
+    engine_version="0.8.x (V0)",
+    model="Qwen2.5-VL-7B",
+    gpu="80 GB card (79.33 GiB)",
+    gpu_total_gib=79.33,
+    num_gpus=4,
+    tp=4,
+    gpu_memory_utilization=0.9,
+    max_model_len=3072,
+    other_flags="LoRA enabled",
+)
+
 
 def run_of(inputs):
     named = CATALOGUE.find(inputs.model)
@@ -159,6 +173,15 @@ def test_a_text_means_a_release(text, capability, expected):
 )
 def test_versions_make_families(text, family):
     assert versions.family("vllm", text) == family
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("0.8.x (V0)", "0.8.0 (V0)"), ("0.11", "0.11.0"), ("0.8.5", None), ("0.7.4.dev", None)],
+)
+def test_of_a_release_without_its_patch_the_first_is_known(text, first):
+    assert versions.first_patch("vllm", text) == first
+    assert versions.first_patch("sglang", text) is None
 
 
 def test_a_record_becomes_the_request_that_a_user_would_make():
@@ -324,6 +347,21 @@ def test_more_free_memory_than_any_common_card_has_is_not_answered():
 
     assert found.answered is False
     assert found.reason.endswith("has the 500 GiB that were free")
+
+
+def test_unstated_patches_and_limits_widen_what_is_left_of_images():
+    found = predict(replace(IMAGES, stated=("engine", "gpu_total_gib", "gpu_memory_utilization")))
+    patched = predict(replace(IMAGES, engine_version="0.8.2 (V0)"))
+
+    blocks = found.values["num_blocks"]
+    assert blocks.low < 307335 <= blocks.high  # logged: a patch that holds no images
+    assert patched.values["num_blocks"].best == pytest.approx(307335, rel=0.002)
+
+
+def test_a_card_of_a_known_size_is_linked_as_cards_of_that_size_are():
+    assert CARDS.find("80 GB card", 79.33).facts["interconnect"] == "nvlink"
+    assert "interconnect" not in CARDS.find("80 GB PCIe card", 79.33).facts
+    assert "interconnect" not in CARDS.find("some card", 70.0).facts
 
 
 def test_bytes_that_are_missing_lie_in_their_interval():
