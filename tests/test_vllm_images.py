@@ -101,6 +101,24 @@ def test_encoders_and_tables_keep_the_base_dtype_beside_experts_of_8_bits():
     assert kvexp.run(OMNI.split()).profile.weights_bytes == pytest.approx(33.06 * GIB, rel=0.001)
 
 
+def test_tiles_of_five_images_stand_beside_a_step_of_v1():
+    asked = "gpu=h100 model=llava16_mistral_7b engine.version=0.10.2 max_model_len=4096"
+    result = kvexp.run(f"{asked} max_num_batched_tokens=16384".split())
+
+    assert result.profile.activation_bytes == pytest.approx(1.97 * GIB, rel=0.01)
+    assert result.num_blocks * 16 == pytest.approx(451744, rel=0.002)
+
+
+def test_layers_that_feed_the_decoder_have_room_for_a_steps_tokens():
+    asked = "gpu=h200 model=qwen3_vl_30b_a3b engine.version=0.11.0"
+    small, large = (
+        kvexp.run(f"{asked} max_num_batched_tokens={n}".split()).profile.weights_bytes
+        for n in (2048, 8192)
+    )
+
+    assert large - small == 3 * (8192 - 2048) * 2048 * 2
+
+
 @pytest.mark.parametrize(
     ("version", "images"),
     [

@@ -110,12 +110,14 @@ def weights_memory(deployment: Deployment, shape: RankShape, options: Options) -
 
 def _key(deployment: Deployment, shape: RankShape, options: Options) -> str:
     """All that a load depends on."""
-    d, adapted = deployment, deployment.lora is not None
+    d = deployment
+    encoder = d.model.encoder
+    sized = d.lora is not None or (encoder is not None and encoder.deepstack_layers > 0)
     return repr(
         (
             (d.model, d.dtype, d.quantization, d.kv_dtype.is_fp8, d.tp, d.pp, d.dp),
             (d.lora, d.speculation, sorted(d.mm_limits.items())),
-            (d.max_num_batched_tokens, d.max_num_seqs) if adapted else (),
+            (d.max_num_batched_tokens, d.max_num_seqs) if sized else (),
             (shape.pp_rank, shape.first_layer, shape.num_layers),
             shape.tp_rank if options.expert_parallel else 0,
             options,
@@ -143,12 +145,21 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
-    extra += beyond
+    extra += beyond + _deepstack_bytes(deployment, options.rules)
     return Loaded(
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
         draft_bytes=allocator.allocated_bytes - with_lora,
     )
+
+
+def _deepstack_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """Room for what an encoder's layers add to a step's tokens, which V1's models allocate."""
+    model, encoder = deployment.model, deployment.model.encoder
+    if encoder is None or rules.is_v0 or not multimodal.towers_built(deployment, rules)["vision"]:
+        return 0
+    elements = encoder.deepstack_layers * deployment.max_num_batched_tokens * model.hidden_size
+    return elements * deployment.dtype.itemsize_bytes
 
 
 def _load(allocator: CachingAllocator, tensors: Iterable[Tensor]) -> None:
