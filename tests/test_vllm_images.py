@@ -26,6 +26,12 @@ PEAKS = {  # asked, the peak that a log shows, how near
         0.32,
         0.13,
     ),
+    "an image longer than the step on four cards": (
+        "gpu=a100_40gb model=qwen25_vl_72b engine.version=0.8.3-v0 tp=4 max_model_len=4096"
+        " mm.limits.video=0",
+        2.51,
+        0.01,
+    ),
     "a step that they fill": (
         "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=32768",
         4.06,
@@ -153,6 +159,7 @@ def test_heads_that_ranks_do_not_share_are_whole_on_each():
         ("gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4", 7.16),
         ("gpu=jetson_agx_orin model=qwen25_vl_7b quantization=awq engine.version=0.10.0-v0", 6.59),
         ("gpu=rtx_4090 model=qwen2_vl_7b engine.version=0.6.6", 15.51),  # 15.5083
+        ("gpu=a100_40gb model=qwen25_vl_72b engine.version=0.8.3-v0 tp=4", 34.43),
     ],
 )
 def test_positions_in_time_have_a_table_four_times_as_long_from_0_7_2(asked, printed):
