@@ -115,6 +115,29 @@ def test_tiles_of_five_images_stand_beside_a_step_of_v1():
     assert result.num_blocks * 16 == pytest.approx(451744, rel=0.002)
 
 
+def test_encoders_may_be_whole_on_each_rank():
+    asked = "gpu=h100 model=qwen25_vl_7b engine.version=0.19.0 tp=4"
+    split, whole = (
+        kvexp.run(f"{asked} engine.mm_encoder_tp_mode={mode}".split()).profile
+        for mode in ("weights", "data")
+    )
+
+    more = 2 * 676_550_144 * 3 / 4
+    assert whole.weights_bytes - split.weights_bytes == pytest.approx(more, rel=0.001)
+    refused = kvexp.run([*asked.split(), "engine.mm_encoder_tp_mode=rows"])
+    assert refused.reason == "engine.mm_encoder_tp_mode must be one of weights, data, got 'rows'"
+
+
+def test_a_profile_may_skip_its_items():
+    asked = "gpu=h100 model=qwen25_vl_7b engine.version=0.19.0 enforce_eager=true"
+    skipped, without = (
+        kvexp.run(f"{asked} {more}".split()).profile.activation_bytes
+        for more in ("engine.skip_mm_profiling=true", "mm.limits.image=0 mm.limits.video=0")
+    )
+
+    assert skipped == without < kvexp.run(asked.split()).profile.activation_bytes
+
+
 def test_layers_that_feed_the_decoder_have_room_for_a_steps_tokens():
     asked = "gpu=h200 model=qwen3_vl_30b_a3b engine.version=0.11.0"
     small, large = (

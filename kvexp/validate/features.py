@@ -1,5 +1,6 @@
 """What flags ask for beside a record's inputs: adapters, drafts, limits, engine options."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
@@ -65,6 +66,7 @@ def asked(flags: Flags, draft: Callable[[str], Model | None]) -> Asked:
     _adapters(flags, found)
     _drafts(flags, found, draft)
     _limits(flags, found)
+    _pixels(flags, found)
     return found
 
 
@@ -229,6 +231,30 @@ def _limited(name: str, limit: int) -> Callable[[Run], Run]:
     def apply(run: Run) -> Run:
         limits = Limits(**{**asdict(run.mm.limits), name: limit})
         return replace(run, mm=replace(run.mm, limits=limits))
+
+    return apply
+
+
+def _pixels(flags: Flags, found: Asked) -> None:
+    for each in flags.take_entries("mm_processor_kwargs", "max_pixels"):
+        if _is_count(each.value):
+            found.features.append(Feature(words=each.words, apply=_of_pixels(each.value)))
+        else:
+            found.notes += without_rule([each])
+
+
+def _of_pixels(max_pixels: int) -> Callable[[Run], Run]:
+    """Images of so many pixels at most, where they are packed patches of three colours by two."""
+
+    def apply(run: Run) -> Run:
+        encoder = run.model.encoder
+        side = 0 if encoder is None else math.isqrt(encoder.patch_size // 6)
+        if encoder is None or not encoder.rotary or 6 * side**2 != encoder.patch_size:
+            raise InvalidValue(f"max_pixels: {run.model.name} takes none")
+        merged = encoder.patches_per_item // encoder.tokens_per_item
+        tokens = max(1, max_pixels // (side**2 * merged))
+        limited = replace(encoder, tokens_per_item=tokens, patches_per_item=tokens * merged)
+        return replace(run, model=replace(run.model, encoder=limited))
 
     return apply
 

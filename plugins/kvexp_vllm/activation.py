@@ -1,6 +1,6 @@
 """torch_peak_increase of vLLM: the largest of the profile run's phases, by rule and runner."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvexp.contract import KIB, Deployment, RankShape
 from kvexp_vllm import images, phases
@@ -10,22 +10,37 @@ from kvexp_vllm.rules import VersionRules, release_of
 ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, one and two cards
 
 
-def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """What passes in a profile run: on which runner, with items of which each rank has a share."""
+
+    v2_runner: bool
+    shares_items: bool = False
+    skips_items: bool = False
+
+
+def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
-    pictures = images.profiled(deployment, rules, v2_runner=v2_runner)
+    v2_runner = passes.v2_runner
+    pictures = (
+        images.Images()
+        if passes.skips_items
+        else images.profiled(deployment, rules, v2_runner=v2_runner)
+    )
     step = images.step(deployment, pictures)
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
     if pictures.held and shape.pp_rank == 0:
         held = images.held_bytes(step, rules, pictures)
         found = [phase.with_held(held) for phase in found]
-        found.append(images.encoding(step, rules, pictures))
+        found.append(images.encoding(step, rules, pictures, shared=passes.shares_items))
     largest = max(found, key=lambda phase: phase.size_bytes)
     adapts = deployment.lora is not None
     adapters = ADAPTERS_BYTES * shape.num_layers if adapts and v2_runner else 0
     more = UNSPLIT_BYTES if adapts else 0
     if adapts and rules.is_v0:  # one log has so much more
         more += step.max_num_batched_tokens * step.model.hidden_size * step.dtype.itemsize_bytes
-    more += images.unknown_bytes(step) if shape.pp_rank == 0 and not v2_runner else 0
+    sees = shape.pp_rank == 0 and not v2_runner and not passes.skips_items
+    more += images.unknown_bytes(step) if sees else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(
         largest,

@@ -69,6 +69,8 @@ class Vllm(Engine):
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
     `kv_cache_memory_bytes`, `cudagraph_capture_sizes`: the engine's own options of those names.
+    `mm_encoder_tp_mode`: `weights` splits encoders over the ranks; `data` has them whole on each
+    rank, which share the items. `skip_mm_profiling`: no item passes them in the profile run.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -83,6 +85,8 @@ class Vllm(Engine):
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
     cudagraph_capture_sizes: list[int] | None = None
+    mm_encoder_tp_mode: str = "weights"
+    skip_mm_profiling: bool = False
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -123,6 +127,7 @@ class Vllm(Engine):
         defaults.check_parallel(knobs)
         defaults.check_replicas(knobs, expert_parallel=self.enable_expert_parallel)
         defaults.check_context_parallel(knobs, self.decode_context_parallel_size)
+        multimodal.check_encoder_mode(self.mm_encoder_tp_mode)
         adapters, drafts = lora.room(knobs), speculation.resolve(knobs)
         if self.fully_sharded_loras:
             lora.check_sharding(knobs, adapters, expert_parallel=self.enable_expert_parallel)
@@ -222,6 +227,7 @@ class Vllm(Engine):
                 rules=self.rules,
                 expert_parallel=self.enable_expert_parallel,
                 fully_sharded_loras=self.fully_sharded_loras,
+                whole_encoders=self.mm_encoder_tp_mode == "data",
             ),
         )
         beside = _beside(deployment, loaded)
@@ -243,7 +249,12 @@ class Vllm(Engine):
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
         v2_runner = self.uses_v2_runner(deployment)
-        peak = activation.peak(deployment, shape, self.rules, v2_runner=v2_runner)
+        passes = activation.Passes(
+            v2_runner=v2_runner,
+            shares_items=self.mm_encoder_tp_mode == "data",
+            skips_items=self.skip_mm_profiling,
+        )
+        peak = activation.peak(deployment, shape, self.rules, passes)
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
         return _predicted(
             "activation",

@@ -46,7 +46,8 @@ def command(deployment: Deployment, options: Mapping[str, Any]) -> str:
 
 def _options(options: Mapping[str, Any]) -> Iterator[str]:
     """Options of the engine that are not its defaults."""
-    for name in ("enable_expert_parallel", "disable_hybrid_kv_cache_manager"):
+    switches = ("enable_expert_parallel", "disable_hybrid_kv_cache_manager", "skip_mm_profiling")
+    for name in switches:
         if options[name]:
             yield f"--{name.replace('_', '-')}"
     for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
@@ -54,6 +55,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} {options[name]}"
     if options["decode_context_parallel_size"] != 1:
         yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
+    if options["mm_encoder_tp_mode"] != "weights":
+        yield f"--mm-encoder-tp-mode {options['mm_encoder_tp_mode']}"
     if not options["async_scheduling"]:
         yield "--no-async-scheduling"
     if options["cudagraph_capture_sizes"] is not None:

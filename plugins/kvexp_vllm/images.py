@@ -18,11 +18,13 @@ class Images:
     """Images of a profile run, a video as so many: all that are held, and the most in one forward.
 
     V0 runs one prompt with every kind of item a sequence, `sequences` of `tokens` each; V1 as many
-    of the largest item as the step's tokens hold, beside a step of text.
+    of the largest item as the step's tokens hold, beside a step of text. An item is as much as
+    `of_item` images.
     """
 
     held: int = 0
     encoded: int = 0
+    of_item: int = 1
     sequences: int | None = None
     tokens: int = 0
 
@@ -43,8 +45,9 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     budget = deployment.max_num_batched_tokens
     video = _images_of_a_video(deployment, rules)
     if not rules.is_v0:
-        count = _items_of_v1(deployment, rules, largest=max(video, 1))
-        return Images(held=count, encoded=count)
+        largest = max(video, 1)
+        count = largest * _items_of_v1(deployment, rules, largest=largest)
+        return Images(held=count, encoded=count, of_item=largest)
     if encoder.kept_layers or deployment.model.cross_attention:
         # the encoder-decoder runner: each request has its own, beside the decoder's prompt
         count = deployment.max_num_seqs * sum(limits.values())
@@ -64,7 +67,7 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
 
 
 def _items_of_v1(deployment: Deployment, rules: VersionRules, *, largest: int) -> int:
-    """Images of a V1 profile: of the largest item as many as a step holds, but for the requests'.
+    """Items of a V1 profile: of the largest one as many as a step holds, but for the requests'.
 
     `largest`: how many images the largest item is as much as.
     """
@@ -73,7 +76,7 @@ def _items_of_v1(deployment: Deployment, rules: VersionRules, *, largest: int) -
     tokens = largest * encoder.tokens_per_item
     budget = max(deployment.max_num_batched_tokens, tokens)
     items = -(-budget // tokens) if rules.rounds_items_up else budget // tokens
-    return largest * min(items, deployment.max_num_seqs * max(limits.values()))
+    return min(items, deployment.max_num_seqs * max(limits.values()))
 
 
 def _images_of_a_video(deployment: Deployment, rules: VersionRules) -> int:
@@ -119,14 +122,24 @@ def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) ->
     return images.held * encoder.patches_per_item * encoder.patch_size * item
 
 
-def encoding(deployment: Deployment, rules: VersionRules, images: Images) -> Peak:
-    """The encoder's forward over the images that are encoded at once, all of them being held."""
+def encoding(
+    deployment: Deployment, rules: VersionRules, images: Images, *, shared: bool = False
+) -> Peak:
+    """The encoder's forward over the images that are encoded at once, all of them being held.
+
+    `shared`: each rank has a whole encoder and passes its share of the images through it.
+    """
     encoder = deployment.model.encoder
     assert encoder is not None
+    encoded = images.encoded
+    if shared:
+        items = encoded // images.of_item
+        encoded = images.of_item * -(-items // deployment.tp)
+        deployment = replace(deployment, tp=1)
     return encoders.forward(
         deployment,
         rules,
-        images.encoded * encoder.patches_per_item,
+        encoded * encoder.patches_per_item,
         held_bytes=held_bytes(deployment, rules, images),
         pixel_bytes=_pixel_bytes(deployment, rules, images),
     )

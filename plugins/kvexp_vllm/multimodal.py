@@ -22,6 +22,9 @@ _MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|G
 """Classes whose positions have a time, a height and a width (`MRotaryEmbedding`)."""
 
 
+ENCODER_MODES = ("weights", "data")
+
+
 def has_mrope(model: Model) -> bool:
     """Whether a token's position is one in time, height and width."""
     return _MROPE.match(model.architecture) is not None
@@ -54,6 +57,18 @@ def limits(knobs: Knobs, rules: VersionRules) -> Mapping[str, int]:
             f"mm.limits.audio must be at least 1 for {model.name}, whose decoder reads its encoder"
         )
     return {name: asked.get(name, rules.mm_limit) for name in known}
+
+
+def check_encoder_mode(mode: str) -> None:
+    """Encoders are split over the ranks, or whole on each.
+
+    Raises:
+        InvalidValue: it is neither.
+    """
+    if mode not in ENCODER_MODES:
+        raise InvalidValue(
+            f"engine.mm_encoder_tp_mode must be one of {', '.join(ENCODER_MODES)}, got {mode!r}"
+        )
 
 
 def towers_built(deployment: Deployment, rules: VersionRules) -> dict[str, bool]:

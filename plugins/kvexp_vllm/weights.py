@@ -50,6 +50,7 @@ class Options:
     rules: VersionRules
     expert_parallel: bool = False
     fully_sharded_loras: bool = False
+    whole_encoders: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     allocator = CachingAllocator(max_split_size_bytes=limit)
     share = share_of(deployment, shape, expert_parallel=options.expert_parallel)
     rotary_caches = RotaryCaches(options.rules)
-    before, after = _tables(deployment, share, options.rules)
+    before, after = _tables(deployment, share, options)
     _load(allocator, before)
     layers = range(shape.first_layer, shape.first_layer + shape.num_layers)
     for index in layers:
@@ -168,15 +169,16 @@ def _load(allocator: CachingAllocator, tensors: Iterable[Tensor]) -> None:
 
 
 def _tables(
-    deployment: Deployment, share: Slice, rules: VersionRules
+    deployment: Deployment, share: Slice, options: Options
 ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
     """What stands before and after the layers, with the rows that adapters may add."""
     model, dtype = deployment.model, deployment.dtype
-    towers = multimodal.towers_built(deployment, rules)
-    embedding, head = lora.added_vocabulary(deployment, rules)
+    towers = multimodal.towers_built(deployment, options.rules)
+    encoders = replace(share, tp=1) if options.whole_encoders else share
+    embedding, head = lora.added_vocabulary(deployment, options.rules)
     return (
         chain(
-            weights.towers(model, share, dtype, **towers),
+            weights.towers(model, encoders, dtype, **towers),
             (
                 _with_rows(tensor, embedding // share.tp * model.hidden_size)
                 for tensor in weights.embedding(model, share, dtype)

@@ -358,6 +358,14 @@ def test_unstated_patches_and_limits_widen_what_is_left_of_images():
     assert patched.values["num_blocks"].best == pytest.approx(307335, rel=0.002)
 
 
+def test_a_limit_of_pixels_makes_images_smaller():
+    flags = """--mm-processor-kwargs '{"max_pixels": 1003520}'"""
+
+    assert run_of(replace(IMAGES, other_flags=flags)).model.encoder.tokens_per_item == 1280
+    found = predict(replace(IMAGES, model="gemma3_4b_vision", other_flags=flags))
+    assert any("no rule for" in note and "max_pixels" in note for note in found.assumptions)
+
+
 def test_a_card_of_a_known_size_is_linked_as_cards_of_that_size_are():
     assert CARDS.find("80 GB card", 79.33).facts["interconnect"] == "nvlink"
     assert "interconnect" not in CARDS.find("80 GB PCIe card", 79.33).facts
