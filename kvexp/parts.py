@@ -160,8 +160,9 @@ class Encoder:
     looks at them from layers of cross-attention instead of taking them as positions.
     `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
     divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B). `rotary`: its
-    positions are turned; `deepstack_layers`: outputs of so many layers go into the decoder's first
-    layers beside the last one's.
+    positions are turned; `learned_positions`: and rows of a table are added to its input.
+    `deepstack_layers`: outputs of so many layers go into the decoder's first layers beside the last
+    one's.
     """
 
     tokens_per_item: int = MISSING
@@ -176,6 +177,7 @@ class Encoder:
     num_attention_heads: int | None = None
     qk_norm: bool = False
     rotary: bool = False
+    learned_positions: bool = False
     deepstack_layers: int = 0
 
     def splits_heads(self, n: int) -> bool:

@@ -10,6 +10,7 @@ from kvexp.request import Encoder
 
 CHANNELS = 3
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
+QWEN3_PIXELS = 16_777_216  # longest_edge of Qwen3-VL's image processor; a video's is less
 QWEN_MERGE, QWEN_FRAMES = 2, 2
 QWEN_VIDEO = 8  # sixteen frames, two of them as much as an image
 _SIZES = (1024, 24, 4096, 14)
@@ -35,6 +36,7 @@ def encoder(config: Section) -> Encoder | None:
     mlp = tower.assumed("intermediate_size", default=mlp or 4 * width, why=_WHY)
     patch = tower.assumed("patch_size", "spatial_patch_size", default=patch or 14, why=_WHY)
     tokens, patches, frames = _RULES[kind](around, tower, patch)
+    newer, turns = _RULES[kind] is _qwen3, _RULES[kind] in (_qwen, _qwen3)
     return Encoder(
         tokens_per_item=tokens,
         patches_per_item=patches,
@@ -44,6 +46,11 @@ def encoder(config: Section) -> Encoder | None:
         gated=own in GATED,
         video_items=QWEN_VIDEO if _RULES[kind] is _qwen else 0,
         kept_layers=_kept_layers(tower) if _RULES[kind] is _mllama else 0,
+        num_hidden_layers=tower.integer("num_hidden_layers", "depth"),
+        num_attention_heads=tower.integer("num_attention_heads", "num_heads"),
+        rotary=turns,
+        learned_positions=newer,
+        deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
     )
 
 
@@ -69,8 +76,16 @@ def _llama4(around: Section, tower: Section, patch: int) -> tuple[int, int, int]
 
 
 def _qwen(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    patches = QWEN_PIXELS // (patch * patch)
-    around.assume(f"vision_config: images of {QWEN_PIXELS:,} pixels, as the processor allows")
+    return _of_pixels(around, QWEN_PIXELS, patch)
+
+
+def _qwen3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
+    return _of_pixels(around, QWEN3_PIXELS, patch)
+
+
+def _of_pixels(around: Section, pixels: int, patch: int) -> tuple[int, int, int]:
+    patches = pixels // (patch * patch)
+    around.assume(f"vision_config: images of {pixels:,} pixels, as the processor allows")
     return patches // (QWEN_MERGE * QWEN_MERGE), patches, QWEN_FRAMES
 
 
@@ -92,4 +107,8 @@ _RULES = {
     "llama4": _llama4,
     "qwen2_vl": _qwen,
     "qwen2_5_vl": _qwen,
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_moe": _qwen3,
+    "qwen3_5": _qwen3,
+    "qwen3_5_moe": _qwen3,
 }

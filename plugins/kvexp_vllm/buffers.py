@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from kvexp.contract import MIB, Deployment, KvGroup, RankShape, weights
 from kvexp_vllm.fitted import Estimate
+from kvexp_vllm.peaks import takes_items
 from kvexp_vllm.rules import VersionRules, release_of
 
 ROW_BYTES = 18700  # of the V2 runner's state beside the vocabulary's
@@ -19,23 +20,25 @@ def runner(deployment: Deployment, shape: RankShape, *, v2_runner: bool) -> Esti
     """Buffers that are allocated after the weights were measured and before the profile.
 
     V2 runner: max_num_seqs x (4.25 x vocabulary + 18.7 KB) + 0.8 MB on the last stage, and two
-    buffers of hidden states on later stages; within 1 % in all cases measured on H200s.
+    buffers of hidden states on later stages; within 1 % in all cases measured on H200s. Where
+    embeddings of images come in, one buffer of hidden states.
     """
     model = deployment.model
+    hidden = deployment.dtype.itemsize_bytes * model.hidden_size * deployment.max_num_batched_tokens
+    items = hidden if takes_items(deployment) else 0
     if not v2_runner:
         return Estimate(
-            low_bytes=40 * MIB,
-            size_bytes=V1_BUFFERS_BYTES,
-            high_bytes=160 * MIB,
+            low_bytes=40 * MIB + items,
+            size_bytes=V1_BUFFERS_BYTES + items,
+            high_bytes=160 * MIB + items,
             source="four cases of the V1 runner of 0.26 on H200",
         )
-    size = 0.0
+    size = float(items)
     if shape.pp_rank == deployment.pp - 1:
         row = VOCABULARY_BYTES * weights.padded_vocab_size(model) + ROW_BYTES
         size = deployment.max_num_seqs * row + FIXED_BYTES
     if shape.pp_rank > 0:
-        tokens = deployment.max_num_batched_tokens
-        size += 2 * deployment.dtype.itemsize_bytes * model.hidden_size * tokens
+        size += 2 * hidden
     return Estimate(
         low_bytes=int(size * 0.99),
         size_bytes=int(size),

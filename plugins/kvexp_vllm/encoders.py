@@ -3,8 +3,13 @@
 P = positions of all items in one forward, h = the encoder's hidden size, I = its MLP's width,
 n = tensor-parallel size, e = bytes of an element. Elements a position:
 
-    rotary   = 2 h + 6 h / n + what turning takes; at least the MLP's as of others; h more for each
-               layer whose output is kept for the decoder
+    rotary   = 3 h + 8 h / n from 0.12 on: the layer's input, its norm and what is projected back,
+               beside the projections, their queries and keys made contiguous and turned, and the
+               attention's output; h more where positions are learned too. At least the MLP's
+               3 h + 2 I / n, or 3 I / n with a gate, whose norm is torch's own under torch.compile:
+               2 h more. To the byte on an H200 (0.26), with cuBLAS's workspaces, the tables of the
+               rotary positions and the outputs that are kept for the decoder's first layers.
+               Before 0.12 2 h + 6 h / n + what turning takes in fp32, at least as of others
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
     normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
                and its norm, the projections (or what is gathered of them) and one that is normed
@@ -14,8 +19,16 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
 """
 
 from kvexp.contract import Deployment, Encoder
-from kvexp_vllm.peaks import Peak, around
-from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.peaks import (
+    BIAS_WORKSPACE_BYTES,
+    UNSPLIT_BYTES,
+    Peak,
+    around,
+    bias_workspace_bytes,
+    is_compiled,
+    workspace_bytes,
+)
+from kvexp_vllm.rules import MEASURED, VersionRules, release_of
 
 AUDIO_MORE_WIDTHS = 5
 """Hidden sizes a position that V0's audio encoder takes beyond its code, in the one log."""
@@ -47,6 +60,8 @@ def forward(
         elements = max(elements, _normed_elements(encoder, deployment.tp))
         size = positions * elements * item + pixel_bytes
         return around("encoder", size, "its code and one log", spread=0.1)
+    if rules.turns_queries_in_dtype:
+        return _forward_of_v1(deployment, positions, pixel_bytes)
     if encoder.rotary:
         elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
     elements += encoder.deepstack_layers * encoder.hidden_size
@@ -54,6 +69,65 @@ def forward(
         elements += encoder.patch_size  # the pixels in the compute dtype
     size = positions * elements * item + held_bytes
     return around("encoder", size, "logs of two models of images", spread=0.2)
+
+
+def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
+    """The forward from 0.12 on, as its memory history on an H200 shows it."""
+    encoder, n = deployment.model.encoder, deployment.tp
+    assert encoder is not None
+    hidden = encoder.hidden_size
+    elements = _mlp_elements(encoder, n)
+    if encoder.rotary:
+        elements -= hidden
+        turned = (3 + encoder.learned_positions) * hidden + 8 * hidden // n
+        elements = max(elements, turned)
+    if encoder.gated and is_compiled(deployment):
+        elements += 2 * hidden
+    size = positions * elements * deployment.dtype.itemsize_bytes + pixel_bytes
+    size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
+    size += _tables_bytes(deployment, positions) * (2 if encoder.gated else 1)
+    size += deepstack_bytes(deployment, positions // encoder.patches_per_item)
+    measured = release_of(deployment.engine_version) == MEASURED and n == 1
+    return around(
+        "encoder",
+        size,
+        "vLLM 0.26 on one H200" if measured else "vLLM 0.26 on one H200, not this version or tp",
+        spread=0.0 if measured else 0.1,
+        above_bytes=2 * UNSPLIT_BYTES,
+    )
+
+
+def _tables_bytes(deployment: Deployment, positions: int) -> int:
+    """Cosines and sines of rotary positions, half a head each."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if not encoder.rotary or not encoder.num_attention_heads:
+        return 0
+    width = encoder.hidden_size // encoder.num_attention_heads // 2
+    return 2 * positions * width * deployment.dtype.itemsize_bytes
+
+
+def kept_bytes(deployment: Deployment, rules: VersionRules, images: int) -> int:
+    """What outlives the forward beside its outputs, from 0.12 on.
+
+    A workspace, and the tables of encoders that order positions anew by windows.
+    """
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if not rules.turns_queries_in_dtype:
+        return 0
+    workspace = BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)
+    if not encoder.gated:
+        return workspace
+    return workspace + _tables_bytes(deployment, images * encoder.patches_per_item)
+
+
+def deepstack_bytes(deployment: Deployment, images: int) -> int:
+    """Outputs of inner layers for the decoder's first layers."""
+    model, encoder = deployment.model, deployment.model.encoder
+    assert encoder is not None
+    elements = encoder.deepstack_layers * encoder.tokens_per_item * model.hidden_size
+    return images * elements * deployment.dtype.itemsize_bytes
 
 
 def _mlp_elements(encoder: Encoder, n: int) -> int:

@@ -106,10 +106,11 @@ def held_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> i
     """Pixels and outputs of the images, which live while the decoder runs."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    width = (1 + encoder.deepstack_layers) * deployment.model.hidden_size
-    outputs = encoder.tokens_per_item * width
-    outputs *= deployment.dtype.itemsize_bytes
-    return _pixel_bytes(deployment, rules, images) + images.held * outputs
+    outputs = encoder.tokens_per_item * deployment.model.hidden_size
+    size = images.held * outputs * deployment.dtype.itemsize_bytes
+    size += encoders.deepstack_bytes(deployment, images.held)
+    size += encoders.kept_bytes(deployment, rules, images.held)
+    return _pixel_bytes(deployment, rules, images) + size
 
 
 def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from kvexp.contract import MIB, Deployment
+from kvexp.contract import MIB, Deployment, weights
 from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
+BIAS_WORKSPACE_BYTES = 1 * MIB  # of cuBLASLt where a product adds a bias, on an H200
 
 UNSPLIT_BYTES = 2 * MIB
 """What the rests of blocks that the allocator does not split may add to a peak."""
@@ -83,6 +84,22 @@ def workspace_bytes(deployment: Deployment) -> int:
     """cuBLAS's workspace by the card's compute capability, as torch asks for it."""
     capability = deployment.gpu.compute_capability or "9.0"
     return HOPPER_WORKSPACE_BYTES if capability[:2] in ("9.", "10") else WORKSPACE_BYTES
+
+
+def bias_workspace_bytes(deployment: Deployment) -> int:
+    """Workspace of the decoder's matrix products, where they add a bias."""
+    known = weights.architecture_of(deployment.model)
+    return BIAS_WORKSPACE_BYTES if deployment.model.attention_bias or known.mlp_bias else 0
+
+
+def takes_items(deployment: Deployment) -> bool:
+    """Whether the decoder reads embeddings of images, videos or audio among those of tokens.
+
+    Its runner, V1 or V2, has a buffer for them; V0 has none, nor has an encoder-decoder.
+    """
+    model = deployment.model
+    reads = bool(model.tower_parameters) and not model.cross_attention
+    return reads and any(deployment.mm_limits.values()) and not is_v0(deployment.engine_version)
 
 
 def is_compiled(deployment: Deployment) -> bool:

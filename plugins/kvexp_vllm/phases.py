@@ -32,11 +32,13 @@ from kvexp_vllm.peaks import (
     UNSPLIT_BYTES,
     Peak,
     around,
+    bias_workspace_bytes,
     fitted_to,
     index_buffers,
     is_compiled,
     kept_experts_bytes,
     sampled_rows,
+    takes_items,
     workspace_bytes,
 )
 from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
@@ -50,7 +52,6 @@ HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
 V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
 SORTED_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
 ARGUMENT_BYTES, TABLES_BYTES = 48, 2048  # the same with the Triton kernel, and its two tables
-BIAS_WORKSPACE_BYTES = 1 * MIB  # of cuBLASLt, on an H200
 
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
@@ -84,15 +85,15 @@ def _forward(
         hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
     if compiled and not v2_runner:
         hidden = max(hidden, 4 * model.hidden_size)
-    if v2_runner and shape.pp_rank > 0:
-        hidden -= model.hidden_size  # what the stage before hands on is in a buffer that is there
+    if v2_runner and (takes_items(deployment) or shape.pp_rank > 0):
+        hidden -= model.hidden_size  # what the first layer reads is in a buffer that is there
     if not v2_runner and deployment.pp > 1:
         hidden += 2 * model.hidden_size  # hidden states and residual between the stages
     size = item * tokens * (_mlp_width(deployment) + hidden)
     if model.mla is not None:
         size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
     size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
-    size += 0 if compiled else _bias_workspace_bytes(deployment)
+    size += 0 if compiled else bias_workspace_bytes(deployment)
     size += index_buffers(sampled_rows(deployment))
     source = fitted_to(deployment, v2_runner=v2_runner)
     spread = _forward_spread(deployment, v2_runner=v2_runner)
@@ -259,7 +260,7 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     if shape.pp_rank > 0:
         size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
     size += kept_experts_bytes(deployment, rules)
-    size += workspace_bytes(deployment) + _bias_workspace_bytes(deployment)
+    size += workspace_bytes(deployment) + bias_workspace_bytes(deployment)
     doubt = PRINTED_BYTES
     if model.moe is not None and model.moe.format is not None:
         doubt += 16 * MIB
@@ -281,9 +282,3 @@ def _sampled_bytes(deployment: Deployment, rules: VersionRules) -> int:
     kept = entries // rows * min(deployment.gpu.num_sms or 132, rows)
     copies = beside // 4 * _segment(4 * entries)
     return _segment(item * entries) + copies + 4 * kept + ARGUMENT_BYTES * rows + TABLES_BYTES
-
-
-def _bias_workspace_bytes(deployment: Deployment) -> int:
-    """Workspace of a matrix product that adds a bias."""
-    known = weights.architecture_of(deployment.model)
-    return BIAS_WORKSPACE_BYTES if deployment.model.attention_bias or known.mlp_bias else 0

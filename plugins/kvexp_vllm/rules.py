@@ -35,6 +35,7 @@ class VersionRules:
     `video_images`: a video is as much as so many images at most, `video_beside_images`: and as the
     length has room for beside images.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
+    `turns_queries_in_dtype`: an encoder turns queries and keys together, in the compute dtype, else
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
@@ -79,6 +80,7 @@ class VersionRules:
     video_images: int = 8
     video_beside_images: bool = True
     pixel_bytes: int = 0
+    turns_queries_in_dtype: bool = False
     rotary_copies: int = 1
     mrope_rows: int = 4
     lora_extra_vocab: int = 256
@@ -152,6 +154,7 @@ _0_11 = replace(_0_10_2, first=(0, 11), video_images=7)
 _0_12 = replace(
     _0_11,
     first=(0, 12),
+    turns_queries_in_dtype=True,
     lora_extra_vocab=0,
     lora_experts=True,
     keeps_experts_workspace=True,
