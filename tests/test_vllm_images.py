@@ -138,6 +138,17 @@ def test_a_profile_may_skip_its_items():
     assert skipped == without < kvexp.run(asked.split()).profile.activation_bytes
 
 
+@pytest.mark.parametrize("version", ["0.8.5-v0", "0.10.2"])
+def test_no_image_passes_where_only_videos_that_are_not_known_may(version):
+    asked = f"gpu=l40s model=internvl25_8b engine.version={version} mm.limits.image=0"
+    without, neither = (
+        kvexp.run(each.split()).profile.activation_bytes
+        for each in (asked, f"{asked} mm.limits.video=0")
+    )
+
+    assert without == neither
+
+
 def test_layers_that_feed_the_decoder_have_room_for_a_steps_tokens():
     asked = "gpu=h200 model=qwen3_vl_30b_a3b engine.version=0.11.0"
     small, large = (

@@ -38,12 +38,12 @@ def _limits(deployment: Deployment) -> dict[str, int]:
 def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
     """The images of a profile run, none where it passes none through the encoder."""
     encoder, limits = deployment.model.encoder, _limits(deployment)
-    if encoder is None or not any(limits.values()):
+    if encoder is None or (v2_runner and not rules.v2_profiles_images):
         return Images()
-    if v2_runner and not rules.v2_profiles_images:
+    video = _images_of_a_video(deployment, rules)
+    if not any(n for name, n in limits.items() if video or name != "video"):
         return Images()
     budget = deployment.max_num_batched_tokens
-    video = _images_of_a_video(deployment, rules)
     if not rules.is_v0:
         largest = max(video, 1)
         count = largest * _items_of_v1(deployment, rules, largest=largest)
