@@ -84,18 +84,26 @@ def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
     return run, notes
 
 
-def options(flags: Flags, cls: type) -> tuple[dict[str, Any], list[str]]:
-    """Flags that are an engine's own options, by their names; notes on values that do not fit."""
+def options(flags: Flags, cls: type) -> Asked:
+    """Flags that are an engine's own options; notes on values that do not fit."""
     kinds = {item.name: item.type for item in fields(cls) if item.name not in _NOT_THE_ENGINES}
-    values: dict[str, Any] = {}
-    notes: list[str] = []
+    found = Asked()
     for flag in _with_capture_sizes(flags, kinds):
         value = _member(kinds[flag.name], human_int(flag.value))
         if _fits(cls, flag.name, kinds[flag.name], value):
-            values[flag.name] = value
+            found.features.append(Feature(words=flag.words, apply=_with_option(flag.name, value)))
         else:
-            notes += without_rule([flag])
-    return values, notes
+            found.notes += without_rule([flag])
+    return found
+
+
+def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
+    def apply(run: Run) -> Run:
+        merged = OmegaConf.merge(OmegaConf.structured(run.engine), {name: value})
+        engine: Any = OmegaConf.to_object(merged)
+        return replace(run, engine=engine)
+
+    return apply
 
 
 def _with_capture_sizes(flags: Flags, names: Iterable[str]) -> Iterator[Flag]:

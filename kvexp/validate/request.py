@@ -195,11 +195,10 @@ class _Draft:
         """Flags that are the engine's own options, and the features that others ask for."""
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
-        values, notes = features.options(given, known.plugins[self.option])
-        self.engine |= values
+        own = features.options(given, known.plugins[self.option])
         asked = features.asked(given, known.draft)
-        self.notes += [*notes, *features.without_rule(given.left)]
-        return asked
+        self.notes += [*own.notes, *features.without_rule(given.left)]
+        return features.Asked(features=[*own.features, *asked.features], notes=asked.notes)
 
     def _inputs_among(self, given: Flags) -> None:
         """Flags that are inputs of the record: those that say something else are named."""

@@ -10,11 +10,23 @@ from kvexp_vllm.rules import VersionRules, release_of
 ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, one and two cards
 
 
-def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool) -> Peak:
-    """The activation peak of one rank; of two phases the higher end counts for the interval too."""
+def peak(
+    deployment: Deployment,
+    shape: RankShape,
+    rules: VersionRules,
+    *,
+    v2_runner: bool,
+    returned_bytes: int = 0,
+) -> Peak:
+    """The activation peak of one rank; of two phases the higher end counts for the interval too.
+
+    `returned_bytes` of an offloaded layer are on the card while the forward runs.
+    """
     pictures = images.profiled(deployment, rules, v2_runner=v2_runner)
     step = images.step(deployment, pictures)
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
+    if returned_bytes:
+        found = [p.with_layer(returned_bytes) if p.phase == "forward" else p for p in found]
     if pictures.held and shape.pp_rank == 0:
         held = images.held_bytes(step, rules, pictures)
         found = [phase.with_held(held) for phase in found]

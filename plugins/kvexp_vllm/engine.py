@@ -9,11 +9,9 @@ from kvexp.contract import (
     AUTO_FIT,
     CachePlan,
     Deployment,
-    DType,
     Engine,
     InvalidValue,
     Knobs,
-    KvDtype,
     KvGroup,
     Part,
     Profile,
@@ -37,6 +35,7 @@ from kvexp_vllm import (
     flags,
     lora,
     multimodal,
+    offload,
     speculation,
 )
 from kvexp_vllm.fitted import Estimate
@@ -68,7 +67,8 @@ class Vllm(Engine):
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
-    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`: the engine's own options of those names.
+    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `cpu_offload_gb` (GiB a card): the engine's
+    own options of those names.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -83,6 +83,7 @@ class Vllm(Engine):
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
     cudagraph_capture_sizes: list[int] | None = None
+    cpu_offload_gb: float = 0.0
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -132,14 +133,15 @@ class Vllm(Engine):
                 f" got {self.num_gpu_blocks_override}"
             )
         self._cache_memory_bytes()
+        offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
         if any(size < 1 for size in self.cudagraph_capture_sizes or ()):
             raise InvalidValue(
                 "engine.cudagraph_capture_sizes must be batch sizes from 1 on,"
                 f" got {list(self.cudagraph_capture_sizes or ())}"
             )
         dtype, dtype_note = defaults.compute_dtype(knobs)
-        quantization = _quantization(knobs)
-        kv_dtype = _kv_dtype(knobs, dtype)
+        quantization = defaults.quantization(knobs)
+        kv_dtype = defaults.kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
@@ -180,7 +182,11 @@ class Vllm(Engine):
                 *self._replica_notes(knobs),
             ),
         )
-        return replace(deployment, flags=self.flags(deployment))
+        note = offload.note(
+            deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
+        )
+        notes = (*deployment.notes, *((note,) if note else ()))
+        return replace(deployment, flags=self.flags(deployment), notes=notes)
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
@@ -215,15 +221,7 @@ class Vllm(Engine):
             spread += 0.03
         if not self.rules.load_split_limit:
             spread += 0.001
-        loaded = weights_memory(
-            deployment,
-            shape,
-            Options(
-                rules=self.rules,
-                expert_parallel=self.enable_expert_parallel,
-                fully_sharded_loras=self.fully_sharded_loras,
-            ),
-        )
+        loaded = self._loaded(deployment, shape)
         beside = _beside(deployment, loaded)
         if deployment.draft is not None:
             doubts.append("drafts of four kinds were measured, with random weights")
@@ -234,7 +232,7 @@ class Vllm(Engine):
             name="weights",
             size_bytes=size,
             provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
-            reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
+            reason="; ".join([_loading(loaded), *doubts]),
             low_bytes=None if error is None else size - error,
             high_bytes=None if error is None else size + error,
             includes=beside,
@@ -243,7 +241,10 @@ class Vllm(Engine):
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
         v2_runner = self.uses_v2_runner(deployment)
-        peak = activation.peak(deployment, shape, self.rules, v2_runner=v2_runner)
+        returned = self._loaded(deployment, shape).returned_bytes if self.rules.is_v0 else 0
+        peak = activation.peak(
+            deployment, shape, self.rules, v2_runner=v2_runner, returned_bytes=returned
+        )
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
         return _predicted(
             "activation",
@@ -434,6 +435,22 @@ class Vllm(Engine):
         )
         return context, connected
 
+    def _loaded(self, deployment: Deployment, shape: RankShape) -> Loaded:
+        """What loading leaves on one rank."""
+        v2_runner = self.uses_v2_runner(deployment)
+        return weights_memory(
+            deployment,
+            shape,
+            Options(
+                rules=self.rules,
+                expert_parallel=self.enable_expert_parallel,
+                fully_sharded_loras=self.fully_sharded_loras,
+                offload_bytes=offload.limit_bytes(
+                    deployment, self.rules, self.cpu_offload_gb, v2_runner=v2_runner
+                ),
+            ),
+        )
+
     def _requested_bytes(self, deployment: Deployment) -> int:
         product = deployment.total_bytes * deployment.util
         return math.ceil(product) if self.rules.requested_is_whole else int(product)
@@ -494,6 +511,12 @@ def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
     return tuple(found)
 
 
+def _loading(loaded: Loaded) -> str:
+    moved = loaded.offloaded_bytes
+    beside = f", {gib(moved)} more in the host's memory" if moved else ""
+    return f"tensors of this rank through the loader's allocator{beside}"
+
+
 def _derived(name: str, size_bytes: int, reason: str) -> Part:
     return Part(name=name, size_bytes=size_bytes, provenance=Provenance.derived, reason=reason)
 
@@ -509,36 +532,3 @@ def _predicted(name: str, reason: str, estimate: Estimate) -> Part:
         low_bytes=None if exact else estimate.low_bytes,
         high_bytes=None if exact else estimate.high_bytes,
     )
-
-
-def _quantization(knobs: Knobs) -> Quantization | None:
-    """The checkpoint's own format, or the one asked for.
-
-    Raises:
-        InvalidValue: they differ.
-    """
-    own = knobs.model.quantization_config
-    if own is None or knobs.quantization in (None, own.method):
-        return knobs.quantization if own is None else own.method
-    assert knobs.quantization is not None
-    raise InvalidValue(
-        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
-        f" is stored so, got {knobs.quantization.name}"
-    )
-
-
-def _kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
-    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
-    if knobs.kv_dtype is KvDtype.auto:
-        mla = knobs.model.mla
-        sparse = mla is not None and mla.index_head_dim is not None
-        if sparse or knobs.model.compressed is not None:
-            return KvDtype.fp8  # the sparse kernels' own format
-        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
-    if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
-        raise InvalidValue(
-            f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"
-        )
-    if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
-        raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
-    return knobs.kv_dtype

@@ -56,6 +56,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
     if not options["async_scheduling"]:
         yield "--no-async-scheduling"
+    if options["cpu_offload_gb"]:
+        yield f"--cpu-offload-gb {options['cpu_offload_gb']:g}"
     if options["cudagraph_capture_sizes"] is not None:
         sizes = {"cudagraph_capture_sizes": list(options["cudagraph_capture_sizes"])}
         yield f"--compilation-config '{json.dumps(sizes)}'"

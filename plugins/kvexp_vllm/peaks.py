@@ -43,6 +43,15 @@ class Peak:
             high_bytes=self.high_bytes + held_bytes + doubt,
         )
 
+    def with_layer(self, returned_bytes: int) -> "Peak":
+        """The same phase while an offloaded layer is back on the card; a second one may be."""
+        return replace(
+            self,
+            size_bytes=self.size_bytes + returned_bytes,
+            low_bytes=self.low_bytes + returned_bytes,
+            high_bytes=self.high_bytes + 2 * returned_bytes,
+        )
+
 
 def around(
     phase: str,

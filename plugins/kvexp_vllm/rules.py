@@ -37,6 +37,8 @@ class VersionRules:
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
     `mm_limit`: items of a modality in a request where no limit is given.
+    `offloads_again`: parameters that loading makes anew are offloaded once more; `v2_offloads`:
+    the V2 runner offloads at all.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     `large_cards`: which cards get more tokens and requests: `hopper` (H100 or H200 in the name),
     `memory` (70 GiB), that without the A100, or without the GB10 either; `small_card_seqs`:
@@ -77,6 +79,8 @@ class VersionRules:
     lora_experts: bool = False
     skips_towers: bool = False
     mm_limit: int = 1
+    offloads_again: bool = False
+    v2_offloads: bool = False
 
     @property
     def is_v0(self) -> bool:
@@ -142,7 +146,9 @@ _0_12 = replace(
 )
 _0_14 = replace(_0_12, first=(0, 14), requested_is_whole=True)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
-_0_17 = replace(_0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
+_0_17 = replace(
+    _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
+)
 _0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
 _0_21 = replace(_0_20, first=(0, 21), load_split_limit=True)
 _0_22 = replace(
@@ -164,6 +170,7 @@ _0_28 = replace(
     _0_27,
     first=(0, 28),
     log_shape="one_line",
+    v2_offloads=True,
     very_large_server_tokens=16384,
     v2_architectures=(*_0_27.v2_architectures, "DeepseekV4ForCausalLM"),
 )

@@ -144,6 +144,7 @@ def test_a_card_that_is_not_known_has_its_size_assumed():
         ("1Cat-vLLM 1.3.0 fork", 7.0, None),
         ("0.1.dev20073 (Aug 2026)", 12.1, None),
         (None, 8.0, None),
+        (None, 7.0, "0.10.1-v0"),  # V1 does not run on it
     ],
 )
 def test_a_text_means_a_release(text, capability, expected):
