@@ -27,21 +27,29 @@ V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
 
 def batch_defaults(
-    knobs: Knobs, rules: VersionRules, usage: str, max_model_len: int
+    knobs: Knobs,
+    rules: VersionRules,
+    usage: str,
+    max_model_len: int,
+    chunked: bool | None = None,
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs): what is given, or what the version takes.
 
+    `chunked`: whether prompts are split (`enable_chunked_prefill`), None for the version's choice.
+
     Raises:
-        InvalidValue: fewer tokens than requests.
+        InvalidValue: fewer tokens than requests, or than a prompt that is not split.
     """
     asked_tokens, asked_seqs = knobs.max_num_batched_tokens, knobs.max_num_seqs
     large = _is_large(knobs, rules)
     seqs = asked_seqs or (LARGE_CARD_SEQS if large else rules.small_card_seqs)
     tokens = asked_tokens
     if tokens is None and rules.is_v0:
-        tokens = _v0_tokens(knobs, rules, max_model_len)
+        tokens = _v0_tokens(knobs, rules, max_model_len, chunked)
     elif tokens is None:
         tokens = _v1_tokens(knobs, rules, usage, large=large)
+        if chunked is False and rules.may_not_chunk:
+            tokens = max(tokens, max_model_len)
     if asked_tokens is None and rules.caps_tokens:
         tokens = min(seqs * max_model_len, tokens)
     if asked_seqs is None and rules.caps_seqs:
@@ -49,6 +57,11 @@ def batch_defaults(
     if tokens < seqs:
         raise InvalidValue(
             f"max_num_batched_tokens must be at least max_num_seqs ({seqs}), got {tokens}"
+        )
+    if chunked is False and rules.may_not_chunk and asked_tokens and tokens < max_model_len:
+        raise InvalidValue(
+            f"max_num_batched_tokens must be at least max_model_len ({max_model_len}) with"
+            f" engine.enable_chunked_prefill=false, got {tokens}"
         )
     return tokens, seqs
 
@@ -75,7 +88,7 @@ def _v1_tokens(knobs: Knobs, rules: VersionRules, usage: str, *, large: bool) ->
     return rules.very_large_server_tokens if very_large else 8192
 
 
-def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int) -> int:
+def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int, chunked: bool | None) -> int:
     """A whole prompt, unless V0 splits prompts (`_set_default_args_v0`, `SchedulerConfig`)."""
     model = knobs.model
     images = rules.image_tokens if model.tower_parameters else 0
@@ -85,8 +98,10 @@ def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int) -> int:
     latent = model.mla is not None and not rules.chunks_latent
     apart = knobs.lora.is_asked or knobs.speculative.is_asked
     whole = images or windows or latent or apart
-    if rules.chunk_tokens is not None and max_model_len > V0_CHUNKED_LEN and not whole:
-        return rules.chunk_tokens
+    if chunked is None:
+        chunked = rules.chunks_long and max_model_len > V0_CHUNKED_LEN and not whole
+    if chunked:
+        return max(rules.chunk_tokens, images)
     return max(max_model_len, V0_TOKENS, images)
 
 

@@ -67,8 +67,8 @@ class Vllm(Engine):
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
-    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `cpu_offload_gb` (GiB a card): the engine's
-    own options of those names.
+    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `cpu_offload_gb` (GiB a card),
+    `enable_chunked_prefill`: the engine's own options of those names.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -84,6 +84,7 @@ class Vllm(Engine):
     kv_cache_memory_bytes: Any = None
     cudagraph_capture_sizes: list[int] | None = None
     cpu_offload_gb: float = 0.0
+    enable_chunked_prefill: bool | None = None
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -143,7 +144,9 @@ class Vllm(Engine):
         quantization = defaults.quantization(knobs)
         kv_dtype = defaults.kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
-        tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
+        tokens, seqs = defaults.batch_defaults(
+            knobs, rules, self.usage, length, self.enable_chunked_prefill
+        )
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         gpu = knobs.gpu
         free = gpu.free_bytes

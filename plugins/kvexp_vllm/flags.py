@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvexp.contract import Deployment
+from kvexp_vllm.rules import patch_release_of
 
 
 def command(deployment: Deployment, options: Mapping[str, Any]) -> str:
@@ -54,6 +55,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name.replace('_', '-')} {options[name]}"
     if options["decode_context_parallel_size"] != 1:
         yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
+    if options["enable_chunked_prefill"] is not None:
+        yield _chunked(options["version"], options["enable_chunked_prefill"])
     if not options["async_scheduling"]:
         yield "--no-async-scheduling"
     if options["cpu_offload_gb"]:
@@ -61,6 +64,14 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
     if options["cudagraph_capture_sizes"] is not None:
         sizes = {"cudagraph_capture_sizes": list(options["cudagraph_capture_sizes"])}
         yield f"--compilation-config '{json.dumps(sizes)}'"
+
+
+def _chunked(version: str, chunked: bool) -> str:
+    """A switch that took its value after `=` before 0.8.5."""
+    if chunked:
+        return "--enable-chunked-prefill"
+    takes_value = patch_release_of(version) < (0, 8, 5)
+    return "--enable-chunked-prefill=False" if takes_value else "--no-enable-chunked-prefill"
 
 
 UNLIMITED = 999  # items of a modality where no limit is given

@@ -45,7 +45,9 @@ class VersionRules:
     requests of the others.
     `caps_tokens`, `caps_seqs`: a default of tokens is at most what all requests hold, one of
     requests at most the tokens. V0 takes a whole prompt a step, at least `image_tokens` with a
-    model of images; `chunk_tokens` where it splits long prompts, `chunks_latent` those of MLA too.
+    model of images, or `chunk_tokens` where it splits prompts; it does so by default with long
+    contexts (`chunks_long`, `chunks_latent` with MLA too). `may_not_chunk`: prompts may be left
+    whole (`enable_chunked_prefill=false`, which V1 did not heed before 0.12).
     """
 
     first: tuple[int, ...]
@@ -68,7 +70,9 @@ class VersionRules:
     small_card_seqs: int = 256
     caps_tokens: bool = False
     caps_seqs: bool = False
-    chunk_tokens: int | None = None
+    chunk_tokens: int = 512
+    chunks_long: bool = False
+    may_not_chunk: bool = True
     chunks_latent: bool = True
     image_tokens: int = 0
     drops_images: bool = False
@@ -101,7 +105,7 @@ _V0 = VersionRules(
     rotary_copies=3,
     mrope_rows=1,
 )
-_V0_5_3 = replace(_V0, first=(0, 5, 3), chunk_tokens=512)
+_V0_5_3 = replace(_V0, first=(0, 5, 3), chunks_long=True)
 _V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
 _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
 _V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
@@ -126,6 +130,7 @@ _V1 = replace(
     log_shape="two_lines",
     large_cards="hopper",
     small_card_seqs=1024,
+    may_not_chunk=False,
     mm_limit=999,
     drops_images=False,
     mrope_rows=4,
@@ -143,6 +148,7 @@ _0_12 = replace(
     keeps_experts_workspace=True,
     rejection_bytes=16,
     caps_tokens=True,
+    may_not_chunk=True,
 )
 _0_14 = replace(_0_12, first=(0, 14), requested_is_whole=True)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
