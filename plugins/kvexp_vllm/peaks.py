@@ -96,7 +96,8 @@ def workspace_bytes(deployment: Deployment) -> int:
 
 def is_compiled(deployment: Deployment) -> bool:
     """Whether torch.compile fuses the forward."""
-    return not deployment.enforce_eager and not is_v0(deployment.engine_version)
+    eager = deployment.enforce_eager or not deployment.compiled
+    return not eager and not is_v0(deployment.engine_version)
 
 
 def kept_experts_bytes(deployment: Deployment, rules: VersionRules) -> int:

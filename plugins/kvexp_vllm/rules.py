@@ -37,6 +37,9 @@ class VersionRules:
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
     `mm_limit`: items of a modality in a request where no limit is given.
+    `graph_mode`: the default mode of CUDA graphs; `graph_stride`: between sizes from 256 up;
+    `graphs_by_requests`: the largest size goes by the requests (twice their number), with what is
+    drafted for each (`graphs_of_drafts`); `graph_of_step`: a whole step's tokens are a size too.
     `offloads_again`: parameters that loading makes anew are offloaded once more; `v2_offloads`:
     the V2 runner offloads at all.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
@@ -83,6 +86,11 @@ class VersionRules:
     lora_experts: bool = False
     skips_towers: bool = False
     mm_limit: int = 1
+    graph_mode: str = "piecewise"
+    graph_stride: int = 8
+    graphs_by_requests: bool = False
+    graphs_of_drafts: bool = False
+    graph_of_step: bool = False
     offloads_again: bool = False
     v2_offloads: bool = False
 
@@ -139,9 +147,11 @@ _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
 _0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
 _0_9_1 = replace(_0_9, first=(0, 9, 1), charges_whole_device=False, checks_free_memory=True)
-_0_10_1 = replace(_0_9_1, first=(0, 10, 1), caps_seqs=True)
+_0_10 = replace(_0_9_1, first=(0, 10), graphs_by_requests=True)
+_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True)
+_0_11 = replace(_0_10_1, first=(0, 11), graph_mode="full_and_piecewise")
 _0_12 = replace(
-    _0_10_1,
+    _0_11,
     first=(0, 12),
     lora_extra_vocab=0,
     lora_experts=True,
@@ -149,14 +159,16 @@ _0_12 = replace(
     rejection_bytes=16,
     caps_tokens=True,
     may_not_chunk=True,
+    graph_stride=16,
 )
-_0_14 = replace(_0_12, first=(0, 14), requested_is_whole=True)
+_0_13 = replace(_0_12, first=(0, 13), graphs_of_drafts=True)
+_0_14 = replace(_0_13, first=(0, 14), requested_is_whole=True)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
 _0_17 = replace(
     _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
 )
 _0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
-_0_21 = replace(_0_20, first=(0, 21), load_split_limit=True)
+_0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
     _0_21, first=(0, 22), v2_runner="listed_unquantized", v2_architectures=("Qwen3ForCausalLM",)
 )
@@ -183,8 +195,8 @@ _0_28 = replace(
 _0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
 _0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
 V1_COLUMNS = (
-    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10_1, _0_12, _0_14, _0_15, _0_17, _0_20, _0_21, _0_22),
-    *(_0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
+    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10, _0_10_1, _0_11, _0_12, _0_13, _0_14, _0_15),
+    *(_0_17, _0_20, _0_21, _0_22, _0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
 )
 LAST_PATCH = 999
 """The patch of a version of two numbers: 0.8 means the last of the 0.8 releases."""
