@@ -13,6 +13,7 @@ from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
 from kvexp.schema import Run
 from kvexp.startup_logs.options import human_int
 from kvexp.units import parse_bytes
+from kvexp.validate import compilation
 from kvexp.validate.flags import Flag, Flags
 
 _DEFAULT_ROOM = Lora(max_loras=1, max_rank=16)
@@ -84,11 +85,11 @@ def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
     return run, notes
 
 
-def options(flags: Flags, cls: type) -> Asked:
-    """Flags that are an engine's own options; notes on values that do not fit."""
+def options(flags: Flags, cls: type, release: tuple[int, ...]) -> Asked:
+    """Flags that are an engine's own options at a release; notes on values that do not fit."""
     kinds = {item.name: item.type for item in fields(cls) if item.name not in _NOT_THE_ENGINES}
     found = Asked()
-    for flag in _with_capture_sizes(flags, kinds):
+    for flag in _options_among(flags, kinds, release):
         value = _member(kinds[flag.name], human_int(flag.value))
         if _fits(cls, flag.name, kinds[flag.name], value):
             found.features.append(Feature(words=flag.words, apply=_with_option(flag.name, value)))
@@ -106,14 +107,11 @@ def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
     return apply
 
 
-def _with_capture_sizes(flags: Flags, names: Iterable[str]) -> Iterator[Flag]:
-    """The flags of these names; sizes of graphs may stand in `compilation_config`."""
-    sizes = "cudagraph_capture_sizes"
+def _options_among(flags: Flags, names: Iterable[str], release: tuple[int, ...]) -> Iterator[Flag]:
+    """The flags of these names, or that mean one of them."""
+    if "compilation_mode" in names:
+        yield from compilation.translated(flags, release)
     yield from flags.take(*names)
-    if sizes not in names:
-        return
-    for flag in flags.take_entries("compilation_config", sizes):
-        yield replace(flag, name=sizes)
 
 
 def _member(kind: Any, value: Any) -> Any:
@@ -249,6 +247,12 @@ def _words(flags: list[Flag]) -> str:
     return " ".join(each.words for each in flags)
 
 
-def without_rule(flags: Iterable[Flag]) -> list[str]:
-    """A note on each of the flags."""
-    return [f"other_flags: no rule for {each.words!r}" for each in flags]
+def without_rule(flags: Iterable[Flag], changes: Mapping[str, str] | None = None) -> list[str]:
+    """A note on each of the flags, with what it changes where that is known."""
+    known = changes or {}
+    return [
+        ": ".join(
+            [f"other_flags: no rule for {flag.words!r}", *filter(None, [known.get(flag.name)])]
+        )
+        for flag in flags
+    ]

@@ -52,6 +52,12 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
     return Version(text=numbers, assumptions=tuple(notes))
 
 
+def release_of(text: str) -> tuple[int, ...]:
+    """The last release that a text names, nothing where it names none."""
+    found = _releases(text)
+    return found[-1] if found else ()
+
+
 def family(engine: str, text: str | None) -> str:
     """The release to two numbers, `V0` for all of vLLM's older engine, `unknown` without one."""
     found = _releases(text or "")

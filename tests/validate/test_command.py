@@ -96,7 +96,10 @@ def test_flags_of_a_raw_log_are_part_of_the_prediction(few):
     moved = lora["predicted"]["weights_bytes"] - plain["predicted"]["weights_bytes"]
     assert (1 << 30) < moved + (2 << 30) < (2 << 30)  # adapters less two GiB in the host
     noted = [each for each in lora["assumptions"] if each.startswith("other_flags")]
-    assert noted == ["other_flags: no rule for 'offload_group_size=8'"]
+    assert noted == [
+        "other_flags: no rule for 'offload_group_size=8': weights offloaded by groups of layers,"
+        " and their buffers"
+    ]
     assert "sk-1" not in Path("out.json").read_text()
 
 

@@ -191,7 +191,7 @@ def test_flags_are_options_of_the_engine_where_it_has_them():
 
     assert request.run.engine.enable_expert_parallel is True
     assert request.run.engine.decode_context_parallel_size == 8
-    assert "other_flags: no rule for 'swap-space 0'" in request.assumptions
+    assert not [each for each in request.assumptions if each.startswith("other_flags")]
 
 
 def test_all_cards_are_ranks_where_only_their_number_is_known():
