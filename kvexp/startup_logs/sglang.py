@@ -51,5 +51,11 @@ SGLANG = Dialect(
         Introduction("sglang serve ", is_command=True),
     ),
     ranks=r"^\[[\d-]+ [\d:.]+ ((?:DP\d+ )?(?:PP\d+ )?TP\d+|PP\d+)",
-    aliases={"tp": "tp_size", "pp": "pp_size", "dp": "dp_size", "ep": "ep_size"},
+    aliases={
+        "tp": "tp_size",
+        "pp": "pp_size",
+        "dp": "dp_size",
+        "ep": "ep_size",
+        "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
+    },
 )
