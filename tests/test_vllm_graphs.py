@@ -63,6 +63,10 @@ SIZES = {  # `_set_cudagraph_sizes` of the wheels
         "engine.cudagraph_mode=full engine.compilation_mode=0",
         SIXTEENS,
     ),
+    "0.9.0 captures whatever is asked": ("0.9.0", "engine.cudagraph_mode=none", EIGHTS),
+    "0.9.2 does not": ("0.9.2", "engine.cudagraph_mode=none", ()),
+    "0.10.0 compiles whatever is asked": ("0.10.0", "engine.compilation_mode=0", EIGHTS),
+    "0.10.1 does not": ("0.10.1", "engine.compilation_mode=0", ()),
     "V0 goes by the requests": ("0.7.3", "max_num_seqs=12", (1, 2, 4, 8, 16)),
 }
 

@@ -168,7 +168,7 @@ class Vllm(Engine):
             speculation=drafts,
             mm_limits=multimodal.limits(knobs, rules),
             enforce_eager=knobs.enforce_eager or graphs.is_eager(self._graphs, rules),
-            compiled=graphs.compiles(self._graphs),
+            compiled=graphs.compiles(self._graphs, rules),
             auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
             free_bytes=free,
@@ -419,7 +419,7 @@ class Vllm(Engine):
         return graphs.Asked(
             sizes=self.cudagraph_capture_sizes,
             largest=self.max_cudagraph_capture_size,
-            mode=self.cudagraph_mode,
+            mode=None if self.cudagraph_mode is None else self.cudagraph_mode.lower(),
             compilation_mode=self.compilation_mode,
         )
 

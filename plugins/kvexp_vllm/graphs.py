@@ -75,14 +75,14 @@ def check(asked: Asked, version: str) -> None:
         )
 
 
-def compiles(asked: Asked) -> bool:
+def compiles(asked: Asked, rules: VersionRules) -> bool:
     """Whether torch.compile runs, where the model is not eager."""
-    return asked.compilation_mode in (None, COMPILES)
+    return not rules.heeds_compilation or asked.compilation_mode in (None, COMPILES)
 
 
 def is_eager(asked: Asked, rules: VersionRules) -> bool:
     """Whether nothing is compiled and nothing captured, which `enforce_eager` means too."""
-    return not rules.is_v0 and not compiles(asked) and mode(asked, rules) == NONE
+    return not rules.is_v0 and not compiles(asked, rules) and mode(asked, rules) == NONE
 
 
 def mode(asked: Asked, rules: VersionRules) -> str:
@@ -90,10 +90,10 @@ def mode(asked: Asked, rules: VersionRules) -> str:
     if rules.is_v0:
         return FULL  # of decoding, its sizes beyond the requests by less than 8
     chosen = asked.mode
-    if chosen is None:
+    if chosen is None or (chosen == NONE and not rules.heeds_no_graphs):
         chosen = rules.graph_mode
     needs_pieces = chosen in (PIECEWISE, FULL_AND_PIECEWISE)
-    return NONE if needs_pieces and not compiles(asked) else chosen
+    return NONE if needs_pieces and not compiles(asked, rules) else chosen
 
 
 def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captured:

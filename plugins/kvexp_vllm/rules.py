@@ -40,6 +40,8 @@ class VersionRules:
     `graph_mode`: the default mode of CUDA graphs; `graph_stride`: between sizes from 256 up;
     `graphs_by_requests`: the largest size goes by the requests (twice their number), with what is
     drafted for each (`graphs_of_drafts`); `graph_of_step`: a whole step's tokens are a size too.
+    `heeds_no_graphs`, `heeds_compilation`: V1 leaves graphs out when asked, and compilation; before
+    it set both.
     `offloads_again`: parameters that loading makes anew are offloaded once more; `v2_offloads`:
     the V2 runner offloads at all.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
@@ -91,6 +93,8 @@ class VersionRules:
     graphs_by_requests: bool = False
     graphs_of_drafts: bool = False
     graph_of_step: bool = False
+    heeds_no_graphs: bool = True
+    heeds_compilation: bool = True
     offloads_again: bool = False
     v2_offloads: bool = False
 
@@ -139,6 +143,8 @@ _V1 = replace(
     large_cards="hopper",
     small_card_seqs=1024,
     may_not_chunk=False,
+    heeds_no_graphs=False,
+    heeds_compilation=False,
     mm_limit=999,
     drops_images=False,
     mrope_rows=4,
@@ -146,9 +152,15 @@ _V1 = replace(
 _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
 _0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
-_0_9_1 = replace(_0_9, first=(0, 9, 1), charges_whole_device=False, checks_free_memory=True)
+_0_9_1 = replace(
+    _0_9,
+    first=(0, 9, 1),
+    charges_whole_device=False,
+    checks_free_memory=True,
+    heeds_no_graphs=True,
+)
 _0_10 = replace(_0_9_1, first=(0, 10), graphs_by_requests=True)
-_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True)
+_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True)
 _0_11 = replace(_0_10_1, first=(0, 11), graph_mode="full_and_piecewise")
 _0_12 = replace(
     _0_11,

@@ -287,7 +287,7 @@ MODES = {  # flags, release: compilation_mode, cudagraph_mode, eager
     "optimization_level=<OptimizationLevel.O2: 2>": {"0.19.0": (None, None, False)},
     "--compilation-config 0": {"0.11.0": (0, None, True)},
     """-O '{"level": 0, "cudagraph_mode": "FULL"}'""": {"0.11.0": (0, "full", False)},
-    "-O.level=0": {"0.9.2": (0, None, True)},
+    "-O.level=0": {"0.10.2": (0, None, True), "0.9.2": (0, None, False)},
     "-cc.mode 0 -cc.cudagraph_mode FULL_DECODE_ONLY": {"0.19.0": (0, "full_decode_only", False)},
     "mode=<CompilationMode.NONE: 0>; cudagraph_mode=<CUDAGraphMode.NONE: 0>": {
         "0.19.0": (0, "none", True)
