@@ -63,6 +63,11 @@ SIZES = {  # `_set_cudagraph_sizes` of the wheels
         "engine.cudagraph_mode=full engine.compilation_mode=0",
         SIXTEENS,
     ),
+    "every small one": (
+        "0.26.0",
+        "max_num_seqs=24 engine.performance_mode=interactivity",
+        (*range(1, 33), 40, 48),
+    ),
     "0.9.0 captures whatever is asked": ("0.9.0", "engine.cudagraph_mode=none", EIGHTS),
     "0.9.2 does not": ("0.9.2", "engine.cudagraph_mode=none", ()),
     "0.10.0 compiles whatever is asked": ("0.10.0", "engine.compilation_mode=0", EIGHTS),
@@ -120,6 +125,11 @@ def test_a_compiled_model_without_graphs_keeps_its_activation():
     ("overrides", "words"),
     [
         (["engine.cudagraph_mode=some"], "must be one of none, piecewise, full,"),
+        (["engine.performance_mode=fast"], "must be one of balanced, interactivity, throughput"),
+        (
+            ["engine.version=0.16.0", "engine.performance_mode=throughput"],
+            "needs vLLM 0.17 or newer",
+        ),
         (["engine.compilation_mode=4"], "must be 0 to 3, got 4"),
         (["engine.max_cudagraph_capture_size=0"], "must be at least 1, got 0"),
         (

@@ -48,6 +48,18 @@ BATCHES = {  # of the API server unless `usage` says otherwise: (tokens of a ste
         (512, 512),
     ),
     "0.12 does not": ("0.12.0", "a40", "max_num_seqs=2 max_model_len=512", (1024, 2)),
+    "twice as much for throughput": (
+        "0.26.0",
+        "h200",
+        "engine.performance_mode=throughput",
+        (16384, 2048),
+    ),
+    "of what is not given": (
+        "0.26.0",
+        "h200",
+        "engine.performance_mode=throughput max_num_seqs=64",
+        (16384, 64),
+    ),
     "0.27, B200": ("0.27.0", "b200", "", (8192, 1024)),
     "0.28, B200": ("0.28.0", "b200", "", (16384, 1024)),
     "0.32, GB10": ("0.32.0", "gb10", "", (8192, 1024)),

@@ -22,6 +22,8 @@ PADDED_HEAD = 256
 LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
 LARGE_CARD_SEQS = 1024
 GB10_CAPABILITY = "12.1"
+BALANCED, INTERACTIVITY, THROUGHPUT = "balanced", "interactivity", "throughput"
+PERFORMANCE_MODES, PERFORMANCE_SINCE = (BALANCED, INTERACTIVITY, THROUGHPUT), (0, 17, 0)
 V0_TOKENS = 2048
 V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
@@ -32,22 +34,24 @@ def batch_defaults(
     usage: str,
     max_model_len: int,
     chunked: bool | None = None,
+    times: int = 1,
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs): what is given, or what the version takes.
 
-    `chunked`: whether prompts are split (`enable_chunked_prefill`), None for the version's choice.
+    `chunked`: whether prompts are split (`enable_chunked_prefill`), None for the version's choice;
+    `times` the defaults (`performance_mode`).
 
     Raises:
         InvalidValue: fewer tokens than requests, or than a prompt that is not split.
     """
     asked_tokens, asked_seqs = knobs.max_num_batched_tokens, knobs.max_num_seqs
     large = _is_large(knobs, rules)
-    seqs = asked_seqs or (LARGE_CARD_SEQS if large else rules.small_card_seqs)
+    seqs = asked_seqs or times * (LARGE_CARD_SEQS if large else rules.small_card_seqs)
     tokens = asked_tokens
     if tokens is None and rules.is_v0:
         tokens = _v0_tokens(knobs, rules, max_model_len, chunked)
     elif tokens is None:
-        tokens = _v1_tokens(knobs, rules, usage, large=large)
+        tokens = times * _v1_tokens(knobs, rules, usage, large=large)
         if chunked is False and rules.may_not_chunk:
             tokens = max(tokens, max_model_len)
     if asked_tokens is None and rules.caps_tokens:
@@ -118,6 +122,19 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     if capability.startswith("9.") and kv_dtype.is_fp8:
         return 64  # FlashMLA: FLASH_ATTN_MLA takes no fp8 cache
     return 32 if capability.startswith("10.") else 16
+
+
+def check_performance(mode: str, version: str) -> None:
+    """`performance_mode`, which 0.17 brought.
+
+    Raises:
+        InvalidValue: it is none, or older releases do not have it.
+    """
+    key = "engine.performance_mode"
+    if mode not in PERFORMANCE_MODES:
+        raise InvalidValue(f"{key} must be one of {', '.join(PERFORMANCE_MODES)}, got {mode!r}")
+    if mode != BALANCED and patch_release_of(version) < PERFORMANCE_SINCE:
+        raise InvalidValue(f"{key}={mode} needs vLLM 0.17 or newer, got engine.version={version}")
 
 
 def check_block_size(knobs: Knobs) -> None:

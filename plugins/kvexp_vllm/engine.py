@@ -61,8 +61,8 @@ class Vllm(Engine):
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
     `disable_custom_all_reduce`,
     `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `max_cudagraph_capture_size`,
-    `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`: the engine's own options of these
-    names.
+    `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`, `performance_mode`: the engine's own
+    options of these names.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -83,6 +83,7 @@ class Vllm(Engine):
     compilation_mode: int | None = None
     cpu_offload_gb: float = 0.0
     enable_chunked_prefill: bool | None = None
+    performance_mode: str = defaults.BALANCED
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -134,12 +135,18 @@ class Vllm(Engine):
         self._cache_memory_bytes()
         offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
         graphs.check(self._graphs, self.version)
+        defaults.check_performance(self.performance_mode, self.version)
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = defaults.quantization(knobs)
         kv_dtype = defaults.kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(
-            knobs, rules, self.usage, length, self.enable_chunked_prefill
+            knobs,
+            rules,
+            self.usage,
+            length,
+            self.enable_chunked_prefill,
+            times=2 if self.performance_mode == defaults.THROUGHPUT else 1,
         )
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         gpu = knobs.gpu
@@ -421,6 +428,7 @@ class Vllm(Engine):
             largest=self.max_cudagraph_capture_size,
             mode=None if self.cudagraph_mode is None else self.cudagraph_mode.lower(),
             compilation_mode=self.compilation_mode,
+            every_small=self.performance_mode == defaults.INTERACTIVITY,
         )
 
     def _requested_bytes(self, deployment: Deployment) -> int:

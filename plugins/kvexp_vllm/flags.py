@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvexp.contract import Deployment
+from kvexp_vllm.defaults import BALANCED
 from kvexp_vllm.graphs import FULL, MODES_SINCE, NONE
 from kvexp_vllm.rules import patch_release_of
 
@@ -58,6 +59,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
     if options["enable_chunked_prefill"] is not None:
         yield _chunked(options["version"], options["enable_chunked_prefill"])
+    if options["performance_mode"] != BALANCED:
+        yield f"--performance-mode {options['performance_mode']}"
     if not options["async_scheduling"]:
         yield "--no-async-scheduling"
     if options["cpu_offload_gb"]:

@@ -17,19 +17,23 @@ MODES = (NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE)
 COMPILES = 3
 """`CompilationMode.VLLM_COMPILE`, the level before 0.12: torch.compile, in pieces."""
 
-LARGEST = 512
+LARGEST, SMALL = 512, 32
 GPT_OSS_LARGEST, GPT_OSS_SINCE = 1024, (0, 10, 1)
 MODES_SINCE = (0, 10, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What the options ask for; None is the release's own choice."""
+    """What the options ask for; None is the release's own choice.
+
+    `every_small`: all sizes up to 32 (`performance_mode=interactivity`).
+    """
 
     sizes: Sequence[int] | None = None
     largest: int | None = None
     mode: str | None = None
     compilation_mode: int | None = None
+    every_small: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,6 +136,8 @@ def _sizes(deployment: Deployment, rules: VersionRules, asked: Asked) -> tuple[i
     queries = _queries(deployment) if rules.graphs_of_drafts else 1
     largest = asked.largest or _largest(deployment, rules, 2 * deployment.max_num_seqs * queries)
     steps = _steps(min(largest, tokens), rules)
+    if asked.every_small:
+        steps = tuple(sorted({*steps, *range(1, min(largest, tokens, SMALL) + 1)}))
     if rules.graph_of_step and tokens <= largest and tokens not in steps:
         return (*steps, tokens)
     return steps

@@ -95,6 +95,9 @@ def _options(engine: Engine) -> dict[str, Any]:
     chunked = getattr(engine, "enable_chunked_prefill", None)
     if chunked is not None:
         found["enable_chunked_prefill"] = chunked
+    mode = getattr(engine, "performance_mode", "balanced")
+    if mode != "balanced":
+        found["performance_mode"] = mode
     compilation = _compilation(engine)
     if compilation:
         found["compilation_config"] = compilation

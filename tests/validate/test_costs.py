@@ -39,6 +39,7 @@ SAMPLES = {  # values that are not the defaults
     "v2_model_runner": "v2_model_runner=0",
     "cpu_offload_gb": "cpu_offload_gb=2",
     "enable_chunked_prefill": "enable_chunked_prefill",
+    "performance_mode": "performance_mode=throughput",
     "cuda_graph_sizes": "cuda_graph_sizes=[1, 2]",
     "cudagraph_capture_sizes": "cudagraph_capture_sizes=[1, 2]",
     "max_cudagraph_capture_size": "max_cudagraph_capture_size=8",
