@@ -33,6 +33,7 @@ class Deployment:
     card; every rank has one. `dp` replicas hold the same, `pp_partition` are the layers of each
     stage where they were given. `mm_limits` are the most items of each modality in a request, for a
     model that takes any. `auto_fit`: `max_model_len` is lowered until one request fits.
+    `compiled`: the engine compiles the model where it is not eager.
     `notes` are the assumptions made on the way, `flags` what starts the engine with these values.
     """
 
@@ -61,6 +62,7 @@ class Deployment:
     speculation: Speculation | None = None
     mm_limits: Mapping[str, int] = field(default_factory=dict)
     auto_fit: bool = False
+    compiled: bool = True
     notes: tuple[str, ...] = ()
     flags: str = ""
 

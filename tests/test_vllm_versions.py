@@ -48,6 +48,18 @@ BATCHES = {  # of the API server unless `usage` says otherwise: (tokens of a ste
         (512, 512),
     ),
     "0.12 does not": ("0.12.0", "a40", "max_num_seqs=2 max_model_len=512", (1024, 2)),
+    "twice as much for throughput": (
+        "0.26.0",
+        "h200",
+        "engine.performance_mode=throughput",
+        (16384, 2048),
+    ),
+    "of what is not given": (
+        "0.26.0",
+        "h200",
+        "engine.performance_mode=throughput max_num_seqs=64",
+        (16384, 64),
+    ),
     "0.27, B200": ("0.27.0", "b200", "", (8192, 1024)),
     "0.28, B200": ("0.28.0", "b200", "", (16384, 1024)),
     "0.32, GB10": ("0.32.0", "gb10", "", (8192, 1024)),
@@ -72,6 +84,62 @@ def test_v0_takes_at_least_5120_tokens_with_images_and_splits_none_of_their_prom
 
     assert short["max_num_batched_tokens"] == 5120
     assert long["max_num_batched_tokens"] == 100000
+
+
+CHUNKS = {  # version, options, tokens of a step: arg_utils.py and SchedulerConfig
+    "V0 splits when asked": ("0.6.4", "max_model_len=4096 engine.enable_chunked_prefill=true", 512),
+    "V0 from 0.6.5": ("0.7.3", "max_model_len=4096 engine.enable_chunked_prefill=true", 2048),
+    "0.5.1 splits only when asked": (
+        "0.5.1",
+        "max_model_len=65536 engine.enable_chunked_prefill=true",
+        512,
+    ),
+    "V0 leaves long prompts whole": (
+        "0.8.5-v0",
+        "max_model_len=65536 engine.enable_chunked_prefill=false",
+        65536,
+    ),
+    "V1 heeds it from 0.12": (
+        "0.12.0",
+        "max_model_len=65536 engine.enable_chunked_prefill=false",
+        65536,
+    ),
+    "V1 keeps its default for short ones": (
+        "0.26.0",
+        "max_model_len=4096 engine.enable_chunked_prefill=false",
+        8192,
+    ),
+    "V1 did not heed it": (
+        "0.11.0",
+        "max_model_len=65536 engine.enable_chunked_prefill=false",
+        8192,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_prompts_that_are_not_split_make_a_step_longer(name):
+    version, asked, tokens = CHUNKS[name]
+    effective = kvexp.run(
+        [LLAMA, "gpu=h100", f"engine.version={version}", *asked.split()]
+    ).effective
+
+    assert effective["max_num_batched_tokens"] == tokens
+    flag = "--enable-chunked-prefill" if asked.endswith("true") else "--no-enable-chunked-prefill"
+    assert flag in effective["flags"].split()
+
+
+def test_the_switch_took_its_value_before_0_8_5():
+    asked = [LLAMA, "gpu=h100", "engine.version=0.7.3", "engine.enable_chunked_prefill=false"]
+
+    assert "--enable-chunked-prefill=False" in kvexp.run(asked).effective["flags"].split()
+
+
+def test_a_step_shorter_than_a_prompt_that_is_not_split_is_refused():
+    asked = ["engine.enable_chunked_prefill=false", "max_model_len=8192"]
+    refused = kvexp.run([LLAMA, "gpu=h100", *asked, "max_num_batched_tokens=4096"])
+
+    assert "must be at least max_model_len (8192)" in refused.reason
 
 
 def test_v0_splits_no_prompt_of_latent_attention_from_0_8_on():

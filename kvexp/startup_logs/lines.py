@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+
+from kvexp.startup_logs.costs import Costs, costs_of
 
 _NUMBER = r"-?[\d,]*\.?\d+"
 
@@ -65,9 +66,9 @@ class Dialect:
     `begins_once` where every rank prints the line with which an engine begins.
     `least` are keys of which the smallest of all ranks counts.
 
-    Of its other options those that were given are flags, but for the ones that `beside` (regular
-    expressions) names: they have no part in memory. Where all options are printed, those in `flags`
-    are, unless they have the value there, which says nothing. `aliases` are short names.
+    Of its other options those that were given are flags, but for the ones that take nothing on the
+    card. Where all options are printed, those that may take something are, unless they have their
+    default, which says nothing (`costs`). `aliases` are short names.
     """
 
     engine: str
@@ -79,26 +80,12 @@ class Dialect:
     begins_once: bool = True
     least: Sequence[str] = ("kv_tokens", "num_gpu_blocks", "free_gib", "init_free_gib")
     groups: Sequence[str] = ()
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    beside: Sequence[str] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def is_beside(self, name: str) -> bool:
-        """Whether an option has no part in memory."""
-        return re.fullmatch("|".join((*COMMON, *self.beside)), name) is not None
-
-
-COMMON = (
-    r"host|port|.*_port|.*_(ip|addr|address)|.*_?url|ssl_.*|.*_path|root_path|download_dir|uds",
-    r"(.*_)?(api_)?keys?|.*token|.*password|.*secret",
-    r"tokenizer.*|.*_?revision|trust_remote_code|seed|.*_seed|served_model_name|config|headless",
-    r"log_.*|.*_log_.*|.*_log|.*log_(level|requests|stats)|.*metrics.*|otlp_.*|show_.*",
-    r"chat_template.*|.*tool_.*|.*_?reasoning_.*|.*parser|generation_config|override_.*_config",
-    r"guided_decoding_.*|grammar_backend|structured_outputs.*|api_server_count|lora_modules",
-    r"allow_.*|allowed_.*|middleware|uvicorn_.*|response_role|enable_auto_.*|timeout|.*_timeout",
-    r"subparser|command|dispatch_function|model_tag|func",
-)
-"""Options of most servers that have no part in memory."""
+    @property
+    def costs(self) -> Costs:
+        """What its options mean for memory."""
+        return costs_of(self.engine)
 
 
 def values(match: re.Match[str]) -> Iterator[tuple[str, Value]]:

@@ -40,12 +40,5 @@ LMDEPLOY = Dialect(
         Introduction("PytorchEngineConfig(", is_complete=True, precedes=False),
         Introduction("lmdeploy serve api_server ", is_command=True),
     ),
-    flags={
-        "backend": None,
-        "num_gpu_blocks": 0,
-        "quant_policy": 0,
-        "adapters": None,
-        "enable_prefix_caching": False,
-    },
     ranks=r"(?!)",
 )

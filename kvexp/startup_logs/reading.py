@@ -131,7 +131,7 @@ class _Reading:
         for key, value in values(match):
             if key in INPUTS:
                 self._of_inputs.inputs[key] = value
-            elif key in self.dialect.flags and key not in OUTPUTS:
+            elif key in self.dialect.costs.defaults and key not in OUTPUTS:
                 self._of_inputs.flags[key] = value
             else:
                 self._start.figures.setdefault(key, {})[rank[1] if rank else ""] = value
@@ -186,12 +186,13 @@ class _Reading:
 
     def _is_flag(self, known: Introduction, name: str, value: Any) -> bool:
         """Whether an option says something of a start's memory."""
-        flags = self.dialect.flags
+        costs = self.dialect.costs
         if value is None:
             return False
         if known.is_complete:
-            return name in flags and value not in (flags[name], "None", [], {})
-        return "." not in name and (name in flags or not self.dialect.is_beside(name))
+            usual = costs.defaults
+            return name in usual and value not in (usual[name], "None", [], {})
+        return "." not in name and not costs.is_free(name)
 
     def record(self, name: str) -> dict[str, Any]:
         """The record."""

@@ -70,14 +70,5 @@ TENSORRT_LLM = Dialect(
     ),
     begins_once=False,
     groups=("kv_cache_config", "build_config"),
-    flags={
-        "max_tokens": None,
-        "max_gpu_total_bytes": 0,
-        "max_attention_window": None,
-        "speculative_config": None,
-        "lora_config": None,
-        "enable_attention_dp": False,
-        "moe_expert_parallel_size": -1,
-    },
     ranks=r"\[RANK (\d+)\]",
 )

@@ -14,6 +14,7 @@ from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
 from kvexp.schema import Run
 from kvexp.startup_logs.options import human_int
 from kvexp.units import parse_bytes
+from kvexp.validate import compilation
 from kvexp.validate.flags import Flag, Flags
 
 _DEFAULT_ROOM = Lora(max_loras=1, max_rank=16)
@@ -86,28 +87,33 @@ def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
     return run, notes
 
 
-def options(flags: Flags, cls: type) -> tuple[dict[str, Any], list[str]]:
-    """Flags that are an engine's own options, by their names; notes on values that do not fit."""
+def options(flags: Flags, cls: type, release: tuple[int, ...]) -> Asked:
+    """Flags that are an engine's own options at a release; notes on values that do not fit."""
     kinds = {item.name: item.type for item in fields(cls) if item.name not in _NOT_THE_ENGINES}
-    values: dict[str, Any] = {}
-    notes: list[str] = []
-    for flag in _with_capture_sizes(flags, kinds):
+    found = Asked()
+    for flag in _options_among(flags, kinds, release):
         value = _member(kinds[flag.name], human_int(flag.value))
         if _fits(cls, flag.name, kinds[flag.name], value):
-            values[flag.name] = value
+            found.features.append(Feature(words=flag.words, apply=_with_option(flag.name, value)))
         else:
-            notes += without_rule([flag])
-    return values, notes
+            found.notes += without_rule([flag])
+    return found
 
 
-def _with_capture_sizes(flags: Flags, names: Iterable[str]) -> Iterator[Flag]:
-    """The flags of these names; sizes of graphs may stand in `compilation_config`."""
-    sizes = "cudagraph_capture_sizes"
+def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
+    def apply(run: Run) -> Run:
+        merged = OmegaConf.merge(OmegaConf.structured(run.engine), {name: value})
+        engine: Any = OmegaConf.to_object(merged)
+        return replace(run, engine=engine)
+
+    return apply
+
+
+def _options_among(flags: Flags, names: Iterable[str], release: tuple[int, ...]) -> Iterator[Flag]:
+    """The flags of these names, or that mean one of them."""
+    if "compilation_mode" in names:
+        yield from compilation.translated(flags, release)
     yield from flags.take(*names)
-    if sizes not in names:
-        return
-    for flag in flags.take_entries("compilation_config", sizes):
-        yield replace(flag, name=sizes)
 
 
 def _member(kind: Any, value: Any) -> Any:
@@ -236,7 +242,7 @@ def _limited(name: str, limit: int) -> Callable[[Run], Run]:
 
 
 def _pixels(flags: Flags, found: Asked) -> None:
-    for each in flags.take_entries("mm_processor_kwargs", "max_pixels"):
+    for each in flags.take("max_pixels"):
         if _is_count(each.value):
             found.features.append(Feature(words=each.words, apply=_of_pixels(each.value)))
         else:
@@ -267,6 +273,12 @@ def _words(flags: list[Flag]) -> str:
     return " ".join(each.words for each in flags)
 
 
-def without_rule(flags: Iterable[Flag]) -> list[str]:
-    """A note on each of the flags."""
-    return [f"other_flags: no rule for {each.words!r}" for each in flags]
+def without_rule(flags: Iterable[Flag], changes: Mapping[str, str] | None = None) -> list[str]:
+    """A note on each of the flags, with what it changes where that is known."""
+    known = changes or {}
+    return [
+        ": ".join(
+            [f"other_flags: no rule for {flag.words!r}", *filter(None, [known.get(flag.name)])]
+        )
+        for flag in flags
+    ]

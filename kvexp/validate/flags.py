@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvexp.startup_logs import arguments, as_input, full_name, options
+from kvexp.startup_logs import arguments, as_input, costs_of, full_name, options
 
 _COMMAND = re.compile(r"(?:^|\s)(?=--?[A-Za-z][\w.-]*)")
 _NAME = r"-*([A-Za-z][\w.-]*)"
 _FLAG = re.compile(rf"{_NAME}(?:\s*[=:]\s*|\s+)(.+)", re.DOTALL)
 _ALONE = re.compile(_NAME)
+_GROUPS = ("compilation_config", "optimization_level", "mm_processor_kwargs")
+"""Options whose entries are options; `-O` was one before 0.12."""
+
 _ASSIGNED = re.compile(rf"{_NAME}[=:](\S.*)", re.DOTALL)
 
 
@@ -35,9 +38,28 @@ class Flags:
     """The flags of an engine in a record, to be taken out by whoever has a rule for them."""
 
     def __init__(self, text: str | None, engine: str) -> None:
-        found = read(text or "")
         self._engine = engine
-        self._found = [replace(each, name=full_name(engine, each.name)) for each in found]
+        self._costs = costs_of(engine)
+        self._found = [each for flag in read(text or "") for each in self._named(flag)]
+
+    def _named(self, flag: Flag) -> Iterator[Flag]:
+        """The flag by its full name; entries of a group of options are flags of their own."""
+        named = replace(flag, name=full_name(self._engine, flag.name))
+        if named.name in _GROUPS and isinstance(named.value, dict):
+            for name, value in named.value.items():
+                yield Flag(name, value, f"{named.name}.{name}={options.written(value)}")
+        else:
+            yield replace(named, **self._of_prose(named))
+
+    def _of_prose(self, flag: Flag) -> dict[str, Any]:
+        """`prefix caching` and `no custom all-reduce` as the switches that are named so."""
+        words = re.sub(r"[\s-]+", "_", flag.words.strip().lower())
+        switches = {f"enable_{words}": True, f"disable_{words.removeprefix('no_')}": True}
+        known = {name: value for name, value in switches.items() if self._costs.knows(name)}
+        if not known:
+            return {}
+        name, value = next(iter(known.items()))
+        return {"name": name, "value": value}
 
     def take(self, *names: str) -> list[Flag]:
         """The flags of these names, of several of one name the last; nobody else gets them."""
@@ -51,25 +73,13 @@ class Flags:
             for flag in self.take(*names):
                 yield key, flag, None if flag.is_prose else as_input(key, flag.value)
 
-    def take_entries(self, name: str, entry: str) -> list[Flag]:
-        """An entry of flags that are mappings, as flags of their own; the rest of each is left."""
-        taken = [
-            replace(each, value=each.value[entry])
+    def drop_free(self, *, has_states: bool) -> None:
+        """Leave out what takes nothing on the card, of a model with recurrent states or not."""
+        self._found = [
+            each
             for each in self._found
-            if each.name == name and isinstance(each.value, dict) and entry in each.value
+            if each.is_prose or not self._costs.is_free(each.name, has_states=has_states)
         ]
-        left = [self._without(each, entry) if each.name == name else each for each in self._found]
-        self._found = [each for each in left if each is not None]
-        return taken
-
-    @staticmethod
-    def _without(flag: Flag, entry: str) -> Flag | None:
-        """The flag without an entry of it, None where nothing else is in it."""
-        if not isinstance(flag.value, dict) or entry not in flag.value:
-            return flag
-        rest = {name: value for name, value in flag.value.items() if name != entry}
-        words = f"{flag.name}={options.written(rest)}"
-        return replace(flag, value=rest, words=words) if rest else None
 
     def take_words(self, start: str) -> list[Flag]:
         """The flags whose words begin so, in any case."""

@@ -13,6 +13,7 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
 from kvexp.request import Gpu, Model
 from kvexp.schema import Run
+from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
 from kvexp.validate import features, models, versions
 from kvexp.validate.cards import Card, Cards
@@ -195,11 +196,14 @@ class _Draft:
         """Flags that are the engine's own options, and the features that others ask for."""
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
-        values, notes = features.options(given, known.plugins[self.option])
-        self.engine |= values
+        cls = known.plugins[self.option]
+        release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
+        own = features.options(given, cls, release)
         asked = features.asked(given, known.draft)
-        self.notes += [*notes, *features.without_rule(given.left)]
-        return asked
+        given.drop_free(has_states=self.known.is_hybrid)
+        changes = costs_of(self.inputs.engine).no_rule
+        self.notes += [*own.notes, *features.without_rule(given.left, changes)]
+        return features.Asked(features=[*own.features, *asked.features], notes=asked.notes)
 
     def _inputs_among(self, given: Flags) -> None:
         """Flags that are inputs of the record: those that say something else are named."""

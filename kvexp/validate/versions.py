@@ -11,6 +11,8 @@ _OLDEST = {"vllm": (0, 5)}
 
 V1_SINCE, V0_UNTIL = (0, 8), (0, 10)
 V1_CAPABILITY = 8.0
+V1_LEAST, LAST_V0 = 7.5, "0.10.1-v0"
+"""The least compute capability of releases without the V0 engine, and the last one with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,9 +27,13 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
     """The version of an engine; of a range the last one.
 
     vLLM 0.8 to 0.10 ran its V0 engine on cards below compute capability 8.0, and where the text
-    says so; the V1 engine of older releases counts as that of 0.8.
+    says so; the V1 engine of older releases counts as that of 0.8. Where no release is named, a
+    card below 7.5 ran the V0 engine.
     """
     releases = _releases(text or "")
+    if not text and engine == "vllm" and capability is not None and capability < V1_LEAST:
+        what = f"the V0 engine's for compute capability {capability:g}, which V1 does not run on"
+        return Version(text=LAST_V0, assumptions=(f"engine_version: {what}",))
     if not releases:
         return Version(text=None, assumptions=(f"engine_version: {text!r} names no release",))
     release = releases[-1]
@@ -57,6 +63,12 @@ def first_patch(engine: str, text: str | None) -> str | None:
     said = _ENGINE.search(text or "")
     numbers = ".".join(str(each) for each in releases[-1])
     return f"{numbers}.0" + (f" ({said[0]})" if said is not None else "")
+
+
+def release_of(text: str) -> tuple[int, ...]:
+    """The last release that a text names, nothing where it names none."""
+    found = _releases(text)
+    return found[-1] if found else ()
 
 
 def family(engine: str, text: str | None) -> str:

@@ -24,7 +24,7 @@ from kvexp.contract import (
     layers,
     terms,
 )
-from kvexp_sglang import fraction, pools, refusals
+from kvexp_sglang import fraction, pools, refusals, states
 from kvexp_sglang.pools import Cell, Pools
 
 KV_FORMATS = (KvDtype.bf16, KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2, KvDtype.nvfp4)
@@ -40,7 +40,6 @@ MAX_PREFILL_TOKENS = 16384
 LOAD_GROWTH_BYTES = 64 * MIB  # Qwen2.5-0.5B on an H100: 0.98 GiB for 0.92 GiB of tensors
 KNOWN_TWO_POOLS = ("gpt_oss", "llama4_text")
 DEFAULT_SWA_RATIO = 0.8
-SLOTS_PER_REQUEST = 3  # with the radix cache
 
 
 @dataclass
@@ -48,8 +47,10 @@ class Sglang(FreeMemoryEngine):
     """SGLang by the rules of 0.5.23; its fraction is of what is free before the weights load.
 
     `max_total_tokens`, `swa_full_tokens_ratio`, `disable_hybrid_swa_memory`,
-    `mamba_full_memory_ratio`, `max_mamba_cache_size`, `mamba_ssm_dtype` and `disable_radix_cache`:
-    the engine's own options of those names. `num_draft_layers`: of a draft that shares the pool.
+    `mamba_full_memory_ratio`, `max_mamba_cache_size`, `mamba_ssm_dtype`, `disable_radix_cache`,
+    `mamba_radix_cache_strategy` (`mamba_scheduler_strategy` before 0.5.14) and
+    `disable_overlap_schedule`: the engine's own options of those names.
+    `num_draft_layers`: of a draft that shares the pool.
     """
 
     version: str = "0.5.23"
@@ -61,6 +62,8 @@ class Sglang(FreeMemoryEngine):
     max_mamba_cache_size: int | None = None
     mamba_ssm_dtype: DType = DType.fp32
     disable_radix_cache: bool = False
+    mamba_radix_cache_strategy: str = states.AUTO
+    disable_overlap_schedule: bool = False
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition")
     title: ClassVar[str] = "SGLang"
@@ -75,6 +78,11 @@ class Sglang(FreeMemoryEngine):
             raise InvalidValue(
                 f"engine.max_mamba_cache_size must be at least 1, got {self.max_mamba_cache_size}"
             )
+        states.check(
+            self.mamba_radix_cache_strategy,
+            fraction.release_of(self.version),
+            overlaps=not self.disable_overlap_schedule,
+        )
         terms.check_parallel(knobs, self.title)
         length = terms.requested_len(knobs, self.title)
         longest = terms.context_len(knobs.model)
@@ -135,6 +143,15 @@ class Sglang(FreeMemoryEngine):
             words.append(f"--max-total-tokens {self.max_total_tokens}")
         if deployment.enforce_eager:
             words.append("--disable-cuda-graph")
+        if self.disable_radix_cache:
+            words.append("--disable-radix-cache")
+        if self.max_mamba_cache_size is not None:
+            words.append(f"--max-mamba-cache-size {self.max_mamba_cache_size}")
+        if self.mamba_radix_cache_strategy != states.AUTO:
+            name = states.flag_of(fraction.release_of(self.version))
+            words.append(f"{name} {self.mamba_radix_cache_strategy}")
+        if self.disable_overlap_schedule:
+            words.append("--disable-overlap-schedule")
         return " ".join(words)
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
@@ -333,7 +350,7 @@ class Sglang(FreeMemoryEngine):
                     block_size=length,
                     page_size_bytes=slot // num_layers,
                     num_blocks=slots,
-                    blocks_per_request=self._slots_per_request,
+                    blocks_per_request=self._slots_per_request(deployment),
                 ),
             ),
             layout=f"{num_layers} layers in slots of states, no K and V",
@@ -355,9 +372,16 @@ class Sglang(FreeMemoryEngine):
             )
         return terms.derived("kv_share", size_bytes, why)
 
-    @property
-    def _slots_per_request(self) -> int:
-        return 1 if self.disable_radix_cache else SLOTS_PER_REQUEST
+    def _slots_per_request(self, deployment: Deployment) -> int:
+        if self.disable_radix_cache:
+            return 1
+        return states.slots_per_request(
+            fraction.release_of(self.version),
+            self.mamba_radix_cache_strategy,
+            deployment.model.architecture,
+            overlaps=not self.disable_overlap_schedule,
+            pages=deployment.block_size > 1,
+        )
 
     @property
     def _swa_ratio(self) -> float:
@@ -382,7 +406,9 @@ class Sglang(FreeMemoryEngine):
             by_context = int(tokens / deployment.max_model_len * REQUESTS_PER_CONTEXT)
             cap = min(max(min(by_context, MOST_REQUESTS), FEWEST_REQUESTS), tokens // 2)
         if deployment.model.is_hybrid:
-            cap = min(cap, self._slots(deployment, available_bytes) // self._slots_per_request)
+            cap = min(
+                cap, self._slots(deployment, available_bytes) // self._slots_per_request(deployment)
+            )
         return max(cap, 1)
 
     def _given_slots(self, deployment: Deployment) -> int | None:
@@ -409,7 +435,8 @@ class Sglang(FreeMemoryEngine):
         slot = self._slot_bytes(deployment)
         if not slot:
             return None
-        slots, needed = self._slots(deployment, available_bytes), self._slots_per_request
+        slots = self._slots(deployment, available_bytes)
+        needed = self._slots_per_request(deployment)
         if slots >= needed:
             return None
         return refusals.too_few_slots(deployment, rank, slots, needed, slot)

@@ -12,11 +12,15 @@ ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """What passes in a profile run: on which runner, with items of which each rank has a share."""
+    """What passes in a profile run: on which runner, with items of which each rank has a share.
+
+    `returned_bytes` of an offloaded layer are on the card while the forward runs.
+    """
 
     v2_runner: bool
     shares_items: bool = False
     skips_items: bool = False
+    returned_bytes: int = 0
 
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes) -> Peak:
@@ -29,6 +33,8 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: 
     )
     step = images.step(deployment, pictures)
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
+    if back := passes.returned_bytes:
+        found = [each.with_layer(back) if each.phase == "forward" else each for each in found]
     if pictures.held and shape.pp_rank == 0:
         held = images.held_bytes(step, rules, pictures)
         found = [phase.with_held(held) for phase in found]

@@ -22,26 +22,38 @@ PADDED_HEAD = 256
 LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
 LARGE_CARD_SEQS = 1024
 GB10_CAPABILITY = "12.1"
+BALANCED, INTERACTIVITY, THROUGHPUT = "balanced", "interactivity", "throughput"
+PERFORMANCE_MODES, PERFORMANCE_SINCE = (BALANCED, INTERACTIVITY, THROUGHPUT), (0, 17, 0)
 V0_TOKENS = 2048
 V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
 
 def batch_defaults(
-    knobs: Knobs, rules: VersionRules, usage: str, max_model_len: int
+    knobs: Knobs,
+    rules: VersionRules,
+    usage: str,
+    max_model_len: int,
+    chunked: bool | None = None,
+    times: int = 1,
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs): what is given, or what the version takes.
 
+    `chunked`: whether prompts are split (`enable_chunked_prefill`), None for the version's choice;
+    `times` the defaults (`performance_mode`).
+
     Raises:
-        InvalidValue: fewer tokens than requests.
+        InvalidValue: fewer tokens than requests, or than a prompt that is not split.
     """
     asked_tokens, asked_seqs = knobs.max_num_batched_tokens, knobs.max_num_seqs
     large = _is_large(knobs, rules)
-    seqs = asked_seqs or (LARGE_CARD_SEQS if large else rules.small_card_seqs)
+    seqs = asked_seqs or times * (LARGE_CARD_SEQS if large else rules.small_card_seqs)
     tokens = asked_tokens
     if tokens is None and rules.is_v0:
-        tokens = _v0_tokens(knobs, rules, max_model_len)
+        tokens = _v0_tokens(knobs, rules, max_model_len, chunked)
     elif tokens is None:
-        tokens = _v1_tokens(knobs, rules, usage, large=large)
+        tokens = times * _v1_tokens(knobs, rules, usage, large=large)
+        if chunked is False and rules.may_not_chunk:
+            tokens = max(tokens, max_model_len)
     if asked_tokens is None and rules.caps_tokens:
         tokens = min(seqs * max_model_len, tokens)
     if asked_seqs is None and rules.caps_seqs:
@@ -49,6 +61,11 @@ def batch_defaults(
     if tokens < seqs:
         raise InvalidValue(
             f"max_num_batched_tokens must be at least max_num_seqs ({seqs}), got {tokens}"
+        )
+    if chunked is False and rules.may_not_chunk and asked_tokens and tokens < max_model_len:
+        raise InvalidValue(
+            f"max_num_batched_tokens must be at least max_model_len ({max_model_len}) with"
+            f" engine.enable_chunked_prefill=false, got {tokens}"
         )
     return tokens, seqs
 
@@ -75,7 +92,7 @@ def _v1_tokens(knobs: Knobs, rules: VersionRules, usage: str, *, large: bool) ->
     return rules.very_large_server_tokens if very_large else 8192
 
 
-def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int) -> int:
+def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int, chunked: bool | None) -> int:
     """A whole prompt, unless V0 splits prompts (`_set_default_args_v0`, `SchedulerConfig`)."""
     model = knobs.model
     images = rules.image_tokens if model.tower_parameters else 0
@@ -85,8 +102,10 @@ def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int) -> int:
     latent = model.mla is not None and not rules.chunks_latent
     apart = knobs.lora.is_asked or knobs.speculative.is_asked
     whole = images or windows or latent or apart
-    if rules.chunk_tokens is not None and max_model_len > V0_CHUNKED_LEN and not whole:
-        return rules.chunk_tokens
+    if chunked is None:
+        chunked = rules.chunks_long and max_model_len > V0_CHUNKED_LEN and not whole
+    if chunked:
+        return max(rules.chunk_tokens, images)
     return max(max_model_len, V0_TOKENS, images)
 
 
@@ -103,6 +122,19 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     if capability.startswith("9.") and kv_dtype.is_fp8:
         return 64  # FlashMLA: FLASH_ATTN_MLA takes no fp8 cache
     return 32 if capability.startswith("10.") else 16
+
+
+def check_performance(mode: str, version: str) -> None:
+    """`performance_mode`, which 0.17 brought.
+
+    Raises:
+        InvalidValue: it is none, or older releases do not have it.
+    """
+    key = "engine.performance_mode"
+    if mode not in PERFORMANCE_MODES:
+        raise InvalidValue(f"{key} must be one of {', '.join(PERFORMANCE_MODES)}, got {mode!r}")
+    if mode != BALANCED and patch_release_of(version) < PERFORMANCE_SINCE:
+        raise InvalidValue(f"{key}={mode} needs vLLM 0.17 or newer, got engine.version={version}")
 
 
 def check_block_size(knobs: Knobs) -> None:
@@ -249,3 +281,36 @@ def cached_model(model: Model, version: str) -> Model:
     query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     width = PADDED_HEAD if release < UNPADDED_SINCE else query
     return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)
+
+
+def quantization(knobs: Knobs) -> Quantization | None:
+    """The checkpoint's own format, or the one asked for.
+
+    Raises:
+        InvalidValue: they differ.
+    """
+    own = knobs.model.quantization_config
+    if own is None or knobs.quantization in (None, own.method):
+        return knobs.quantization if own is None else own.method
+    assert knobs.quantization is not None
+    raise InvalidValue(
+        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
+        f" is stored so, got {knobs.quantization.name}"
+    )
+
+
+def kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
+    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
+    if knobs.kv_dtype is KvDtype.auto:
+        mla = knobs.model.mla
+        sparse = mla is not None and mla.index_head_dim is not None
+        if sparse or knobs.model.compressed is not None:
+            return KvDtype.fp8  # the sparse kernels' own format
+        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
+    if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
+        raise InvalidValue(
+            f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"
+        )
+    if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
+        raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
+    return knobs.kv_dtype

@@ -9,16 +9,13 @@ from kvexp.contract import (
     AUTO_FIT,
     CachePlan,
     Deployment,
-    DType,
     Engine,
     InvalidValue,
     Knobs,
-    KvDtype,
     KvGroup,
     Part,
     Profile,
     Provenance,
-    Quantization,
     Quota,
     RankShape,
     Refusal,
@@ -35,25 +32,16 @@ from kvexp_vllm import (
     defaults,
     fitted,
     flags,
+    graphs,
     lora,
     multimodal,
+    offload,
+    parts,
     speculation,
 )
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules, version_rules
-from kvexp_vllm.weights import Loaded, Options, adjusted_bytes, weights_memory
-
-MEASURED_TYPES = (
-    "llama",
-    "mistral",
-    "phi3",
-    "qwen3",
-    "qwen3_moe",
-    "gemma3_text",
-    "gpt_oss",
-    "deepseek_v2",
-)
-"""Model types whose weights were measured."""
+from kvexp_vllm.weights import Loaded, Options, weights_memory
 
 SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 
@@ -67,10 +55,15 @@ class Vllm(Engine):
     `async_scheduling`: batches in flight overlap, as is the default.
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
+    `cudagraph_mode`: none, piecewise, full, full_decode_only or full_and_piecewise;
+    `compilation_mode`: 0 without torch.compile, 3 with (the level before 0.12); null for the
+    version's own.
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
-    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`: the engine's own options of those names.
-    `mm_encoder_tp_mode`: `weights` splits encoders over the ranks; `data` has them whole on each
-    rank, which share the items. `skip_mm_profiling`: no item passes them in the profile run.
+    `disable_custom_all_reduce`, `skip_mm_profiling` (no item passes its encoder in the profile),
+    `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `max_cudagraph_capture_size`,
+    `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`, `performance_mode`: the engine's own
+    options of these names. `mm_encoder_tp_mode`: `weights` splits encoders over the ranks; `data`
+    has them whole on each rank, which share the items.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -82,11 +75,18 @@ class Vllm(Engine):
     fully_sharded_loras: bool = False
     decode_context_parallel_size: int = 1
     disable_hybrid_kv_cache_manager: bool = False
+    disable_custom_all_reduce: bool = False
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: Any = None
     cudagraph_capture_sizes: list[int] | None = None
     mm_encoder_tp_mode: str = "weights"
     skip_mm_profiling: bool = False
+    max_cudagraph_capture_size: int | None = None
+    cudagraph_mode: str | None = None
+    compilation_mode: int | None = None
+    cpu_offload_gb: float = 0.0
+    enable_chunked_prefill: bool | None = None
+    performance_mode: str = defaults.BALANCED
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
@@ -137,16 +137,21 @@ class Vllm(Engine):
                 f" got {self.num_gpu_blocks_override}"
             )
         self._cache_memory_bytes()
-        if any(size < 1 for size in self.cudagraph_capture_sizes or ()):
-            raise InvalidValue(
-                "engine.cudagraph_capture_sizes must be batch sizes from 1 on,"
-                f" got {list(self.cudagraph_capture_sizes or ())}"
-            )
+        offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
+        graphs.check(self._graphs, self.version)
+        defaults.check_performance(self.performance_mode, self.version)
         dtype, dtype_note = defaults.compute_dtype(knobs)
-        quantization = _quantization(knobs)
-        kv_dtype = _kv_dtype(knobs, dtype)
+        quantization = defaults.quantization(knobs)
+        kv_dtype = defaults.kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
-        tokens, seqs = defaults.batch_defaults(knobs, rules, self.usage, length)
+        tokens, seqs = defaults.batch_defaults(
+            knobs,
+            rules,
+            self.usage,
+            length,
+            self.enable_chunked_prefill,
+            times=2 if self.performance_mode == defaults.THROUGHPUT else 1,
+        )
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         gpu = knobs.gpu
         free = gpu.free_bytes
@@ -173,7 +178,8 @@ class Vllm(Engine):
             lora=adapters,
             speculation=drafts,
             mm_limits=multimodal.limits(knobs, rules),
-            enforce_eager=knobs.enforce_eager,
+            enforce_eager=knobs.enforce_eager or graphs.is_eager(self._graphs, rules),
+            compiled=graphs.compiles(self._graphs, rules),
             auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
             free_bytes=free,
@@ -185,7 +191,11 @@ class Vllm(Engine):
                 *self._replica_notes(knobs),
             ),
         )
-        return replace(deployment, flags=self.flags(deployment))
+        note = offload.note(
+            deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
+        )
+        notes = (*deployment.notes, *((note,) if note else ()))
+        return replace(deployment, flags=self.flags(deployment), notes=notes)
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
@@ -200,51 +210,7 @@ class Vllm(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        model, doubts, spread = deployment.model, [], 0.0
-        if deployment.quantization is Quantization.fp8:
-            doubts.append("fp8 scales and residue from one measured case")
-            spread = 0.002
-        elif deployment.quantization is not None:
-            doubts.append(f"no measurement of {deployment.quantization.name} weights")
-            spread = 0.005
-        if model.model_type not in MEASURED_TYPES:
-            doubts.append("no measurement of this model type")
-            spread += 0.002
-        if model.tower_parameters:
-            doubts.append("encoders by their number of parameters")
-            spread += 0.005
-        if adjusted_bytes(deployment):
-            doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
-            spread += 0.005
-        if not weights.is_known(model):
-            spread += 0.03
-        if not self.rules.load_split_limit:
-            spread += 0.001
-        loaded = weights_memory(
-            deployment,
-            shape,
-            Options(
-                rules=self.rules,
-                expert_parallel=self.enable_expert_parallel,
-                fully_sharded_loras=self.fully_sharded_loras,
-                whole_encoders=self.mm_encoder_tp_mode == "data",
-            ),
-        )
-        beside = _beside(deployment, loaded)
-        if deployment.draft is not None:
-            doubts.append("drafts of four kinds were measured, with random weights")
-            spread += 0.002
-        size = loaded.total_bytes
-        error = int(spread * size) if spread else None
-        return Part(
-            name="weights",
-            size_bytes=size,
-            provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
-            reason="; ".join(["tensors of this rank through the loader's allocator", *doubts]),
-            low_bytes=None if error is None else size - error,
-            high_bytes=None if error is None else size + error,
-            includes=beside,
-        )
+        return parts.weights_of(deployment, self._loaded(deployment, shape), self.rules)
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
@@ -253,10 +219,13 @@ class Vllm(Engine):
             v2_runner=v2_runner,
             shares_items=self.mm_encoder_tp_mode == "data",
             skips_items=self.skip_mm_profiling,
+            returned_bytes=self._loaded(deployment, shape).returned_bytes
+            if self.rules.is_v0
+            else 0,
         )
         peak = activation.peak(deployment, shape, self.rules, passes)
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
-        return _predicted(
+        return parts.predicted(
             "activation",
             f"peak of the {peak.phase}: {deployment.max_num_batched_tokens} tokens, {rows} rows",
             Estimate(
@@ -271,13 +240,14 @@ class Vllm(Engine):
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_non_torch`."""
         v2_runner = self.uses_v2_runner(deployment)
-        growth = fitted.non_torch(deployment, v2_runner=v2_runner)
+        graphed = bool(self.graph_batch_sizes(deployment))
+        growth = fitted.non_torch(deployment, v2_runner=v2_runner, graphed=graphed)
         if not self.rules.charges_whole_device:
             why = "growth over the baseline: kernels and library handles"
-            return _predicted("non_torch", why, growth)
+            return parts.predicted("non_torch", why, growth)
         before = sum(part.size_bytes for part in self._before_baseline(deployment))
         before += deployment.used_by_others_bytes
-        return _predicted(
+        return parts.predicted(
             "non_torch",
             f"all that is in use on the device, {gib(before)} of context, communicators and other"
             " processes included",
@@ -292,20 +262,19 @@ class Vllm(Engine):
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
         estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment)
-        nothing = ""
-        if not self.graph_batch_sizes(deployment):
+        nothing, captured = "", graphs.captured(deployment, self.rules, self._graphs)
+        if not captured.sizes:
             nothing = "eager: no graphs" if deployment.enforce_eager else "no size to capture"
         elif estimates == "never":
             nothing = f"vLLM {self.version} subtracts no graph memory"
         elif estimates == "v1_runner" and v2_runner:
             nothing = "the V2 model runner subtracts no graph memory, capture still takes some"
         if nothing:
-            return _predicted("cudagraph", nothing, Estimate.exactly(0, ""))
-        sizes = self.graph_batch_sizes(deployment)
-        return _predicted(
+            return parts.predicted("cudagraph", nothing, Estimate.exactly(0, ""))
+        return parts.predicted(
             "cudagraph",
-            f"the runner's estimate for {len(sizes)} sizes",
-            fitted.graphs(deployment, "estimate", sizes, v2_runner=v2_runner),
+            f"the runner's estimate for {len(captured.sizes)} sizes",
+            fitted.graphs(deployment, "estimate", captured, v2_runner=v2_runner),
         )
 
     def beyond_budget(
@@ -316,30 +285,30 @@ class Vllm(Engine):
             return ()
         v2_runner = self.uses_v2_runner(deployment)
         charged = self.rules.charges_whole_device
-        sizes = self.graph_batch_sizes(deployment)
-        graphs = (
-            fitted.graphs(deployment, "actual", sizes, v2_runner=v2_runner)
-            if sizes
+        captured = graphs.captured(deployment, self.rules, self._graphs)
+        capture = (
+            fitted.graphs(deployment, "actual", captured, v2_runner=v2_runner)
+            if captured.sizes
             else Estimate.exactly(0, "")
         )
         return (
             *(() if charged else self._before_baseline(deployment)),
-            _predicted(
+            parts.predicted(
                 "runner_buffers",
                 "the runner's state of each request, allocated between load and profile",
                 buffers.runner(deployment, shape, v2_runner=v2_runner),
             ),
-            _derived(
+            parts.derived(
                 "block_tables",
                 buffers.block_tables(deployment, groups, v2_runner=v2_runner),
                 "block numbers of the longest requests, for each group of layers",
             ),
-            _predicted(
+            parts.predicted(
                 "fragments",
                 "freed blocks that the loader's temporaries pin",
                 buffers.fragments(deployment, shape, self.rules),
             ),
-            _predicted("graphs", "what capture takes", graphs),
+            parts.predicted("graphs", "what capture takes", capture),
         )
 
     def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:
@@ -407,7 +376,7 @@ class Vllm(Engine):
 
     def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
         """See `Engine.graph_batch_sizes`."""
-        return fitted.capture_sizes(deployment, self.cudagraph_capture_sizes)
+        return graphs.captured(deployment, self.rules, self._graphs).sizes
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""
@@ -438,12 +407,39 @@ class Vllm(Engine):
             low_bytes=gpu.context_bytes // 2 if assumed else None,
             high_bytes=gpu.context_bytes * 5 // 4 if assumed else None,
         )
-        connected = _predicted(
+        connected = parts.predicted(
             "communicators",
             "NCCL and all-reduce buffers, in use before the baseline",
-            fitted.communicators(deployment),
+            fitted.communicators(deployment, custom_all_reduce=not self.disable_custom_all_reduce),
         )
         return context, connected
+
+    def _loaded(self, deployment: Deployment, shape: RankShape) -> Loaded:
+        """What loading leaves on one rank."""
+        v2_runner = self.uses_v2_runner(deployment)
+        return weights_memory(
+            deployment,
+            shape,
+            Options(
+                rules=self.rules,
+                expert_parallel=self.enable_expert_parallel,
+                fully_sharded_loras=self.fully_sharded_loras,
+                whole_encoders=self.mm_encoder_tp_mode == "data",
+                offload_bytes=offload.limit_bytes(
+                    deployment, self.rules, self.cpu_offload_gb, v2_runner=v2_runner
+                ),
+            ),
+        )
+
+    @property
+    def _graphs(self) -> graphs.Asked:
+        return graphs.Asked(
+            sizes=self.cudagraph_capture_sizes,
+            largest=self.max_cudagraph_capture_size,
+            mode=None if self.cudagraph_mode is None else self.cudagraph_mode.lower(),
+            compilation_mode=self.compilation_mode,
+            every_small=self.performance_mode == defaults.INTERACTIVITY,
+        )
 
     def _requested_bytes(self, deployment: Deployment) -> int:
         product = deployment.total_bytes * deployment.util
@@ -490,66 +486,3 @@ def _overlaps(deployment: Deployment) -> bool:
     """Whether steps may overlap: not with every method of speculation."""
     drafts = deployment.speculation
     return drafts is None or drafts.method in speculation.OVERLAPPED
-
-
-def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
-    """What the weights hold beside the model itself."""
-    found: list[Part] = []
-    room, drafts, draft = deployment.lora, deployment.speculation, deployment.draft
-    if room is not None:
-        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
-        found.append(_derived("lora", loaded.lora_bytes, reason))
-    if drafts is not None and draft is not None:
-        reason = f"{draft.name} by {drafts.method}"
-        found.append(_derived("draft", loaded.draft_bytes, reason))
-    return tuple(found)
-
-
-def _derived(name: str, size_bytes: int, reason: str) -> Part:
-    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.derived, reason=reason)
-
-
-def _predicted(name: str, reason: str, estimate: Estimate) -> Part:
-    """A term with its interval; one without an error is derived, any other assumed."""
-    exact = estimate.low_bytes == estimate.high_bytes
-    return Part(
-        name=name,
-        size_bytes=estimate.size_bytes,
-        provenance=Provenance.derived if estimate.confirmed else Provenance.assumed,
-        reason="; ".join(filter(None, [reason, "" if estimate.confirmed else estimate.source])),
-        low_bytes=None if exact else estimate.low_bytes,
-        high_bytes=None if exact else estimate.high_bytes,
-    )
-
-
-def _quantization(knobs: Knobs) -> Quantization | None:
-    """The checkpoint's own format, or the one asked for.
-
-    Raises:
-        InvalidValue: they differ.
-    """
-    own = knobs.model.quantization_config
-    if own is None or knobs.quantization in (None, own.method):
-        return knobs.quantization if own is None else own.method
-    assert knobs.quantization is not None
-    raise InvalidValue(
-        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
-        f" is stored so, got {knobs.quantization.name}"
-    )
-
-
-def _kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
-    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
-    if knobs.kv_dtype is KvDtype.auto:
-        mla = knobs.model.mla
-        sparse = mla is not None and mla.index_head_dim is not None
-        if sparse or knobs.model.compressed is not None:
-            return KvDtype.fp8  # the sparse kernels' own format
-        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
-    if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
-        raise InvalidValue(
-            f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"
-        )
-    if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
-        raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
-    return knobs.kv_dtype

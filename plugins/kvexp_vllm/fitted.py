@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 
 from kvexp.contract import GIB, MIB, Deployment
+from kvexp_vllm.graphs import Captured
 from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
 SMALL_CARD_BYTES = 40 * GIB
-SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-"""Batch sizes of which graphs are captured by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,9 +38,10 @@ class Estimate:
         )
 
 
-def non_torch(deployment: Deployment, *, v2_runner: bool) -> Estimate:
+def non_torch(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> Estimate:
     """Growth outside torch's allocator over the baseline on one rank."""
-    rule = _newest(_terms()["non_torch"], deployment, v2_runner=v2_runner)
+    facts = _facts(deployment, v2_runner=v2_runner, graphed=graphed)
+    rule = _newest(_terms()["non_torch"], deployment, facts)
     sizes = rule["mib"]
     more = rule.get("per_rank_mib", 0) * max(0, deployment.num_ranks - 2)
     measured_on = rule.get("exact_on")
@@ -56,7 +56,7 @@ def non_torch(deployment: Deployment, *, v2_runner: bool) -> Estimate:
     )
 
 
-def communicators(deployment: Deployment) -> Estimate:
+def communicators(deployment: Deployment, *, custom_all_reduce: bool = True) -> Estimate:
     """What connects the ranks, in use before the baseline, on one card."""
     if deployment.num_ranks == 1:
         return Estimate.exactly(0, "")
@@ -68,7 +68,8 @@ def communicators(deployment: Deployment) -> Estimate:
         )
     mib = sizes["first_mib"]
     if deployment.tp > 1:
-        mib += sizes["all_reduce_mib"]
+        mib += sizes["symmetric_mib"]
+        mib += sizes["custom_all_reduce_mib"] if custom_all_reduce else 0
         if deployment.model.moe is not None:
             mib += sizes["experts_mib"]
     return Estimate(
@@ -79,11 +80,12 @@ def communicators(deployment: Deployment) -> Estimate:
     )
 
 
-def graphs(deployment: Deployment, kind: str, sizes: Sequence[int], *, v2_runner: bool) -> Estimate:
+def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: bool) -> Estimate:
     """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
 
-    base + layers x (so much a layer) + what experts and their format take, all of it for sizes up
-    to 512; smaller sets keep a floor.
+    base + layers x (so much a layer) + what experts and their format take, all of it for the
+    default sizes of many requests; smaller sets keep a floor. Another mode than the release's own
+    takes less by the number of its graphs, at most as much as that one, and was never measured.
     """
     data = _terms()["graphs"]
     rules = [rule for rule in data["rules"] if rule["kind"] == kind]
@@ -96,39 +98,21 @@ def graphs(deployment: Deployment, kind: str, sizes: Sequence[int], *, v2_runner
     if moe is not None:
         size += rule.get("experts_mib", 0)
         size += rule.get("mxfp4_mib", 0) if moe.format == "mxfp4" else 0
-    size *= _share_of_sizes(sizes, data["floor"])
-    spread = rule["spread"]
+    size *= data["floor"] + (1 - data["floor"]) * captured.share
+    spread, made = rule["spread"], captured.relative
+    doubt = 1.0 if made == 1 else data["unmeasured"]
     return Estimate(
-        low_bytes=int(max(0.0, size * (1 - spread)) * MIB),
-        size_bytes=int(size * MIB),
-        high_bytes=int(size * (1 + spread) * MIB),
+        low_bytes=int(max(0.0, size * made * (1 - spread) * doubt) * MIB),
+        size_bytes=int(size * made * MIB),
+        high_bytes=int(size * (1 + spread) * max(1.0, made) * MIB),
         source=f"{rule['source']} (from {rule['first']} on)",
     )
 
 
-def capture_sizes(deployment: Deployment, given: Sequence[int] | None) -> tuple[int, ...]:
-    """The batch sizes that are captured (`_set_cudagraph_sizes`): 1, 2, 4, by 8, then by 16.
-
-    `given` ones instead; none is larger than a step's tokens.
-    """
-    if deployment.enforce_eager:
-        return ()
-    tokens = deployment.max_num_batched_tokens
-    if given is not None:
-        return tuple(sorted({size for size in given if size <= tokens}))
-    largest = min(deployment.max_num_seqs * 2, tokens)
-    return tuple(size for size in SIZES if size <= largest)
-
-
-def _share_of_sizes(sizes: Sequence[int], floor: float) -> float:
-    return floor + (1 - floor) * sum(sizes) / sum(SIZES) if sizes else 0.0
-
-
 def _newest(
-    rules: Sequence[Mapping[str, Any]], deployment: Deployment, *, v2_runner: bool
+    rules: Sequence[Mapping[str, Any]], deployment: Deployment, facts: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The first fitting rule of the newest version that has one."""
-    facts = _facts(deployment, v2_runner=v2_runner)
     fitting = [rule for rule in rules if _fits({"kind": DISCRETE, **rule["when"]}, facts)]
     rule = _latest(fitting, deployment)
     if rule is None:
@@ -153,7 +137,7 @@ def _fits(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     )
 
 
-def _facts(deployment: Deployment, *, v2_runner: bool) -> dict[str, Any]:
+def _facts(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> dict[str, Any]:
     ranks = "tensor" if deployment.tp > 1 else "pipeline" if deployment.pp > 1 else "alone"
     gpu = deployment.gpu
     kind = "unified" if gpu.unified_memory else "amd" if gpu.name.startswith("AMD") else DISCRETE
@@ -163,7 +147,7 @@ def _facts(deployment: Deployment, *, v2_runner: bool) -> dict[str, Any]:
         "link": deployment.gpu.interconnect,
         "card": "small" if deployment.total_bytes < SMALL_CARD_BYTES else "large",
         "runner": "v2" if v2_runner else "v1",
-        "graphs": not deployment.enforce_eager,
+        "graphs": graphed,
         "mla": deployment.model.mla is not None,
         "type": deployment.model.model_type,
     }

@@ -5,6 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvexp.contract import Deployment
+from kvexp_vllm.defaults import BALANCED
+from kvexp_vllm.graphs import FULL, MODES_SINCE, NONE
+from kvexp_vllm.rules import patch_release_of
 
 
 def command(deployment: Deployment, options: Mapping[str, Any]) -> str:
@@ -46,8 +49,7 @@ def command(deployment: Deployment, options: Mapping[str, Any]) -> str:
 
 def _options(options: Mapping[str, Any]) -> Iterator[str]:
     """Options of the engine that are not its defaults."""
-    switches = ("enable_expert_parallel", "disable_hybrid_kv_cache_manager", "skip_mm_profiling")
-    for name in switches:
+    for name in SWITCHES:
         if options[name]:
             yield f"--{name.replace('_', '-')}"
     for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
@@ -57,13 +59,51 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"--decode-context-parallel-size {options['decode_context_parallel_size']}"
     if options["mm_encoder_tp_mode"] != "weights":
         yield f"--mm-encoder-tp-mode {options['mm_encoder_tp_mode']}"
+    if options["enable_chunked_prefill"] is not None:
+        yield _chunked(options["version"], options["enable_chunked_prefill"])
+    if options["performance_mode"] != BALANCED:
+        yield f"--performance-mode {options['performance_mode']}"
     if not options["async_scheduling"]:
         yield "--no-async-scheduling"
-    if options["cudagraph_capture_sizes"] is not None:
-        sizes = {"cudagraph_capture_sizes": list(options["cudagraph_capture_sizes"])}
-        yield f"--compilation-config '{json.dumps(sizes)}'"
+    if options["cpu_offload_gb"]:
+        yield f"--cpu-offload-gb {options['cpu_offload_gb']:g}"
+    compilation = dict(_compilation(options))
+    if compilation:
+        yield f"--compilation-config '{json.dumps(compilation)}'"
 
 
+def _compilation(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Entries of `compilation_config`, by the release's names."""
+    release = patch_release_of(options["version"])
+    mode = options["cudagraph_mode"]
+    if options["compilation_mode"] is not None:
+        yield "mode" if release >= (0, 12, 0) else "level", options["compilation_mode"]
+    if mode is not None and release >= MODES_SINCE:
+        yield "cudagraph_mode", mode.upper()
+    elif mode == FULL:
+        yield "full_cuda_graph", True
+    elif mode == NONE:
+        yield "use_cudagraph", False
+    for name in ("cudagraph_capture_sizes", "max_cudagraph_capture_size"):
+        if options[name] is not None:
+            value = options[name]
+            yield name, value if isinstance(value, int) else list(value)
+
+
+def _chunked(version: str, chunked: bool) -> str:
+    """A switch that took its value after `=` before 0.8.5."""
+    if chunked:
+        return "--enable-chunked-prefill"
+    takes_value = patch_release_of(version) < (0, 8, 5)
+    return "--enable-chunked-prefill=False" if takes_value else "--no-enable-chunked-prefill"
+
+
+SWITCHES = (
+    "enable_expert_parallel",
+    "disable_hybrid_kv_cache_manager",
+    "disable_custom_all_reduce",
+    "skip_mm_profiling",
+)
 UNLIMITED = 999  # items of a modality where no limit is given
 
 

@@ -44,6 +44,15 @@ class Peak:
             high_bytes=self.high_bytes + held_bytes + doubt,
         )
 
+    def with_layer(self, returned_bytes: int) -> "Peak":
+        """The same phase while an offloaded layer is back on the card; a second one may be."""
+        return replace(
+            self,
+            size_bytes=self.size_bytes + returned_bytes,
+            low_bytes=self.low_bytes + returned_bytes,
+            high_bytes=self.high_bytes + 2 * returned_bytes,
+        )
+
 
 def around(
     phase: str,
@@ -104,7 +113,8 @@ def takes_items(deployment: Deployment) -> bool:
 
 def is_compiled(deployment: Deployment) -> bool:
     """Whether torch.compile fuses the forward."""
-    return not deployment.enforce_eager and not is_v0(deployment.engine_version)
+    eager = deployment.enforce_eager or not deployment.compiled
+    return not eager and not is_v0(deployment.engine_version)
 
 
 def kept_experts_bytes(deployment: Deployment, rules: VersionRules) -> int:

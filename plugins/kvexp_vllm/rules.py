@@ -42,13 +42,22 @@ class VersionRules:
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
     `mm_limit`: items of a modality in a request where no limit is given.
+    `graph_mode`: the default mode of CUDA graphs; `graph_stride`: between sizes from 256 up;
+    `graphs_by_requests`: the largest size goes by the requests (twice their number), with what is
+    drafted for each (`graphs_of_drafts`); `graph_of_step`: a whole step's tokens are a size too.
+    `heeds_no_graphs`, `heeds_compilation`: V1 leaves graphs out when asked, and compilation; before
+    it set both.
+    `offloads_again`: parameters that loading makes anew are offloaded once more; `v2_offloads`:
+    the V2 runner offloads at all.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     `large_cards`: which cards get more tokens and requests: `hopper` (H100 or H200 in the name),
     `memory` (70 GiB), that without the A100, or without the GB10 either; `small_card_seqs`:
     requests of the others.
     `caps_tokens`, `caps_seqs`: a default of tokens is at most what all requests hold, one of
     requests at most the tokens. V0 takes a whole prompt a step, at least `image_tokens` with a
-    model of images; `chunk_tokens` where it splits long prompts, `chunks_latent` those of MLA too.
+    model of images, or `chunk_tokens` where it splits prompts; it does so by default with long
+    contexts (`chunks_long`, `chunks_latent` with MLA too). `may_not_chunk`: prompts may be left
+    whole (`enable_chunked_prefill=false`, which V1 did not heed before 0.12).
     """
 
     first: tuple[int, ...]
@@ -71,7 +80,9 @@ class VersionRules:
     small_card_seqs: int = 256
     caps_tokens: bool = False
     caps_seqs: bool = False
-    chunk_tokens: int | None = None
+    chunk_tokens: int = 512
+    chunks_long: bool = False
+    may_not_chunk: bool = True
     chunks_latent: bool = True
     image_tokens: int = 0
     drops_images: bool = False
@@ -87,6 +98,15 @@ class VersionRules:
     lora_experts: bool = False
     skips_towers: bool = False
     mm_limit: int = 1
+    graph_mode: str = "piecewise"
+    graph_stride: int = 8
+    graphs_by_requests: bool = False
+    graphs_of_drafts: bool = False
+    graph_of_step: bool = False
+    heeds_no_graphs: bool = True
+    heeds_compilation: bool = True
+    offloads_again: bool = False
+    v2_offloads: bool = False
 
     @property
     def is_v0(self) -> bool:
@@ -112,7 +132,7 @@ _V0 = VersionRules(
     rotary_copies=3,
     mrope_rows=1,
 )
-_V0_5_3 = replace(_V0, first=(0, 5, 3), chunk_tokens=512)
+_V0_5_3 = replace(_V0, first=(0, 5, 3), chunks_long=True)
 _V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
 _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
 _V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
@@ -138,6 +158,9 @@ _V1 = replace(
     log_shape="two_lines",
     large_cards="hopper",
     small_card_seqs=1024,
+    may_not_chunk=False,
+    heeds_no_graphs=False,
+    heeds_compilation=False,
     mm_limit=999,
     drops_images=False,
     rounds_items_up=True,
@@ -146,11 +169,17 @@ _V1 = replace(
 _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
 _0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
-_0_9_1 = replace(_0_9, first=(0, 9, 1), charges_whole_device=False, checks_free_memory=True)
-_0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False)
-_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True)
+_0_9_1 = replace(
+    _0_9,
+    first=(0, 9, 1),
+    charges_whole_device=False,
+    checks_free_memory=True,
+    heeds_no_graphs=True,
+)
+_0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False, graphs_by_requests=True)
+_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True)
 _0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
-_0_11 = replace(_0_10_2, first=(0, 11), video_images=7)
+_0_11 = replace(_0_10_2, first=(0, 11), video_images=7, graph_mode="full_and_piecewise")
 _0_12 = replace(
     _0_11,
     first=(0, 12),
@@ -160,12 +189,17 @@ _0_12 = replace(
     keeps_experts_workspace=True,
     rejection_bytes=16,
     caps_tokens=True,
+    may_not_chunk=True,
+    graph_stride=16,
 )
-_0_14 = replace(_0_12, first=(0, 14), requested_is_whole=True)
+_0_13 = replace(_0_12, first=(0, 13), graphs_of_drafts=True)
+_0_14 = replace(_0_13, first=(0, 14), requested_is_whole=True)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
-_0_17 = replace(_0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True)
+_0_17 = replace(
+    _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
+)
 _0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
-_0_21 = replace(_0_20, first=(0, 21), load_split_limit=True)
+_0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
     _0_21, first=(0, 22), v2_runner="listed_unquantized", v2_architectures=("Qwen3ForCausalLM",)
 )
@@ -185,31 +219,15 @@ _0_28 = replace(
     _0_27,
     first=(0, 28),
     log_shape="one_line",
+    v2_offloads=True,
     very_large_server_tokens=16384,
     v2_architectures=(*_0_27.v2_architectures, "DeepseekV4ForCausalLM"),
 )
 _0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
 _0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
 V1_COLUMNS = (
-    *(
-        _V1,
-        _0_8_4,
-        _0_8_5,
-        _0_9,
-        _0_9_1,
-        _0_10,
-        _0_10_1,
-        _0_10_2,
-        _0_11,
-        _0_12,
-        _0_14,
-        _0_15,
-        _0_17,
-        _0_20,
-        _0_21,
-        _0_22,
-    ),
-    *(_0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
+    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10, _0_10_1, _0_10_2, _0_11, _0_12, _0_13, _0_14),
+    *(_0_15, _0_17, _0_20, _0_21, _0_22, _0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
 )
 LAST_PATCH = 999
 """The patch of a version of two numbers: 0.8 means the last of the 0.8 releases."""

@@ -22,6 +22,7 @@ from kvexp.contract import (
 )
 from kvexp_vllm import lora, multimodal
 from kvexp_vllm import speculation as speculative
+from kvexp_vllm.offload import Offloader
 from kvexp_vllm.rules import VersionRules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
@@ -36,11 +37,16 @@ FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
-    """Allocated bytes after loading on one rank; `lora_bytes` and `draft_bytes` are part of it."""
+    """Allocated bytes after loading on one rank; `lora_bytes` and `draft_bytes` are part of it.
+
+    `offloaded_bytes` are not: the largest share of one layer in them is `returned_bytes`.
+    """
 
     total_bytes: int
     lora_bytes: int = 0
     draft_bytes: int = 0
+    offloaded_bytes: int = 0
+    returned_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +57,7 @@ class Options:
     expert_parallel: bool = False
     fully_sharded_loras: bool = False
     whole_encoders: bool = False
+    offload_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +141,9 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     before, after = _tables(deployment, share, options)
     _load(allocator, before)
     layers = range(shape.first_layer, shape.first_layer + shape.num_layers)
+    offloader = Offloader(options.offload_bytes)
     for index in layers:
-        _load_layer(allocator, deployment, share, index, rotary_caches)
+        _load_layer(allocator, deployment, share, index, rotary_caches, offloader)
     _load(allocator, after)
     model_bytes = allocator.allocated_bytes
     if deployment.lora is not None:
@@ -151,6 +159,8 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
         draft_bytes=allocator.allocated_bytes - with_lora,
+        offloaded_bytes=sum(offloader.by_layer.values()),
+        returned_bytes=max(offloader.by_layer.values(), default=0),
     )
 
 
@@ -203,11 +213,17 @@ def _load_layer(
     share: Slice,
     index: int,
     rotary_caches: RotaryCaches,
+    offloader: Offloader,
     norms: Iterable[Tensor] | None = None,
 ) -> None:
-    _load(allocator, _attention(deployment, share, index))
+    first = list(_attention(deployment, share, index))
+    rest = list(_rest_of_layer(deployment, share, index, norms))
+    blocks = [allocator.allocate(tensor.size_bytes) for tensor in first]
     rotary_caches.load(allocator, deployment, index)
-    _load(allocator, _rest_of_layer(deployment, share, index, norms))
+    blocks += [allocator.allocate(tensor.size_bytes) for tensor in rest]
+    for tensor, block in zip((*first, *rest), blocks, strict=True):
+        if offloader.takes(index, tensor):
+            allocator.free(block)
 
 
 def _load_lora(
@@ -257,7 +273,7 @@ def _load_draft(
     _load(allocator, before)
     for index in range(draft.num_hidden_layers):
         norms = speculative.norms(draft, deployment.dtype, method, index)
-        _load_layer(allocator, alone, share, index, rotary_caches, norms)
+        _load_layer(allocator, alone, share, index, rotary_caches, Offloader(0), norms)
     _load(allocator, after)
 
 

@@ -84,16 +84,34 @@ def _options(engine: Engine) -> dict[str, Any]:
         for name in (
             "enable_expert_parallel",
             "disable_hybrid_kv_cache_manager",
+            "disable_custom_all_reduce",
             "num_gpu_blocks_override",
+            "cpu_offload_gb",
         )
     }
     found = {name: value for name, value in chosen.items() if value}
     ranks = getattr(engine, "decode_context_parallel_size", 1)
     if ranks != 1:
         found["decode_context_parallel_size"] = ranks
-    sizes = getattr(engine, "cudagraph_capture_sizes", None)
-    if sizes is not None:
-        found["compilation_config"] = {"cudagraph_capture_sizes": list(sizes)}
+    chunked = getattr(engine, "enable_chunked_prefill", None)
+    if chunked is not None:
+        found["enable_chunked_prefill"] = chunked
+    mode = getattr(engine, "performance_mode", "balanced")
+    if mode != "balanced":
+        found["performance_mode"] = mode
+    compilation = _compilation(engine)
+    if compilation:
+        found["compilation_config"] = compilation
     if getattr(engine, "async_scheduling", True) is False:
         found["async_scheduling"] = False
     return found
+
+
+def _compilation(engine: Engine) -> dict[str, Any]:
+    """What is compiled and captured, where the engine's options say so."""
+    names = {"compilation_mode": "mode", "max_cudagraph_capture_size": "max_cudagraph_capture_size"}
+    found = {there: getattr(engine, here, None) for here, there in names.items()}
+    sizes, mode = (getattr(engine, f"cudagraph_{name}", None) for name in ("capture_sizes", "mode"))
+    found["cudagraph_capture_sizes"] = None if sizes is None else list(sizes)
+    found["cudagraph_mode"] = None if mode is None else mode.upper()
+    return {name: value for name, value in found.items() if value is not None}

@@ -186,7 +186,7 @@ def test_recurrent_states_take_their_share_first(run):
     assert slots == int((rest * 0.9 / 1.9 - slot) // slot)
     assert part.size_bytes == (slots + 1) * slot
     requests = next(n for n in result.notes if n.endswith("requests run at once"))
-    assert int(requests.split()[2]) in (slots // 3, (slots - 1) // 3)
+    assert int(requests.split()[2]) in (slots // 5, (slots - 1) // 5)
 
 
 def test_the_number_of_slots_can_be_given(run):
@@ -195,7 +195,80 @@ def test_the_number_of_slots_can_be_given(run):
     )
 
     assert result.budget.part("recurrent_states").reason.startswith("90 slots")
-    assert "at most 30 requests run at once" in result.notes
+    assert "at most 18 requests run at once" in result.notes
+
+
+SLOTS = {  # model, options: slots a request takes (`_calculate_mamba_ratio`, 90 slots)
+    "an extra buffer by itself": ("qwen3_next_80b_a3b", "", 5),
+    "of Kimi Linear from 0.5.18": ("kimi_linear_48b_a3b", "engine.version=0.5.18", 5),
+    "not before": ("kimi_linear_48b_a3b", "engine.version=0.5.15", 3),
+    "nor before 0.5.14": ("qwen3_next_80b_a3b", "engine.version=0.5.13", 3),
+    "0.5.7 counts it always": ("qwen3_next_80b_a3b", "engine.version=0.5.7", 5),
+    "0.5.6 has none": ("qwen3_next_80b_a3b", "engine.version=0.5.6", 3),
+    "when asked": (
+        "qwen3_next_80b_a3b",
+        "engine.version=0.5.9 engine.mamba_radix_cache_strategy=extra_buffer",
+        5,
+    ),
+    "no buffer": ("qwen3_next_80b_a3b", "engine.mamba_radix_cache_strategy=no_buffer", 3),
+    "lazy": ("qwen3_next_80b_a3b", "engine.mamba_radix_cache_strategy=extra_buffer_lazy", 4),
+    "without overlap none": ("qwen3_next_80b_a3b", "engine.disable_overlap_schedule=true", 3),
+    "but with pages": (
+        "qwen3_next_80b_a3b",
+        "engine.disable_overlap_schedule=true block_size=64",
+        4,
+    ),
+    "without overlap one": (
+        "qwen3_next_80b_a3b",
+        "engine.disable_overlap_schedule=true engine.mamba_radix_cache_strategy=extra_buffer",
+        4,
+    ),
+    "without radix cache": ("qwen3_next_80b_a3b", "engine.disable_radix_cache=true", 1),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_slots_of_a_request_go_by_release_and_strategy(run, name):
+    model, asked, slots = SLOTS[name]
+    result = run(
+        f"model={model}",
+        "engine=sglang",
+        "gpu=h200",
+        "tp=4",
+        "engine.max_mamba_cache_size=90",
+        *asked.split(),
+    )
+
+    assert f"at most {90 // slots} requests run at once" in result.notes
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["engine.mamba_radix_cache_strategy=some"], "must be one of auto, no_buffer,"),
+        (
+            ["engine.version=0.5.6", "engine.mamba_radix_cache_strategy=no_buffer"],
+            "needs SGLang 0.5.7 or newer",
+        ),
+        (
+            [
+                "engine.disable_overlap_schedule=true",
+                "engine.mamba_radix_cache_strategy=extra_buffer_lazy",
+            ],
+            "needs engine.disable_overlap_schedule=false",
+        ),
+    ],
+)
+def test_a_strategy_that_a_release_does_not_take_is_refused(run, asked, words):
+    assert words in run("model=qwen3_next_80b_a3b", "engine=sglang", "gpu=h200", *asked).reason
+
+
+def test_the_strategy_has_the_releases_name_on_the_command_line(run):
+    asked = ["model=qwen3_next_80b_a3b", "engine=sglang", "gpu=h200", "tp=4"]
+    for version, name in (("0.5.9", "scheduler"), ("0.5.23", "radix-cache")):
+        strategy = "engine.mamba_radix_cache_strategy=extra_buffer"
+        flags = run(*asked, f"engine.version={version}", strategy).effective["flags"]
+        assert f"--mamba-{name}-strategy extra_buffer" in flags
 
 
 def test_a_model_without_attention_has_slots_of_states_and_tokens_without_memory(run):

@@ -164,7 +164,9 @@ def test_a_model_that_drafts_for_itself_needs_no_draft(method):
         ),
         ("--enable-lora --max-loras 1 --max-lora-rank 17", "lora.max_rank must be one of"),
         ("limit_mm_per_prompt image=1", "llama31_8b takes text alone"),
-        ("--cpu-offload-gb 4", "'--cpu-offload-gb 4'"),
+        ("--offload-group-size 8", "'--offload-group-size 8'"),
+        ("--cpu-offload-gb=-4", "engine.cpu_offload_gb must be at least 0"),
+        ("num_gpu_blocks_override=0", "engine.num_gpu_blocks_override must be at least 1"),
         ("num_gpu_blocks_override=many", "'num_gpu_blocks_override=many'"),
         ("--enable-lora=0 --max-loras 0", "'--max-loras 0'"),
         (f"limit_mm_per_prompt image={10**30}", "mm.limits.image must be at least 0"),
@@ -259,22 +261,83 @@ def test_a_dtype_is_given_by_its_name_in_torch():
 
 
 @pytest.mark.parametrize(
-    ("flags", "left"),
+    "flags",
     [
-        ("--cudagraph-capture-sizes 1 2 4", []),
-        ("""--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""", []),
-        (
-            """-O '{"level": 3}' --compilation-config '{"cudagraph_capture_sizes": [4, 1, 2]}'""",
-            ["""other_flags: no rule for '-O {"level": 3}'"""],
-        ),
-        (
-            """--compilation-config '{"level": 3, "cudagraph_capture_sizes": [1, 2, 4]}'""",
-            ["""other_flags: no rule for 'compilation_config={"level": 3}'"""],
-        ),
+        "--cudagraph-capture-sizes 1 2 4",
+        """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4]}'""",
+        """-cc '{"mode": 3, "cudagraph_capture_sizes": [4, 1, 2]}'""",
+        "-cc.cudagraph_capture_sizes [1,2,4] -cc.cudagraph_num_of_warmups 1",
+        "--cuda-graph-sizes 1 2 4",
+        "compilation_config={'cudagraph_capture_sizes': [1, 2, 4]}",
     ],
 )
-def test_sizes_of_graphs_are_the_engines_option(flags, left):
+def test_sizes_of_graphs_are_the_engines_option(flags):
     request = request_with(flags)
 
     assert sorted(request.run.engine.cudagraph_capture_sizes) == [1, 2, 4]
-    assert notes_of(flags) == left
+    assert notes_of(flags) == []
+
+
+MODES = {  # flags, release: compilation_mode, cudagraph_mode, eager
+    "-O0": {"0.19.0": (0, "none", True), "0.11.0": (0, None, True)},
+    "-O 0": {"0.19.0": (0, "none", True)},
+    "-O1": {"0.19.0": (None, "piecewise", False), "0.11.0": (1, None, True)},
+    "-O3": {"0.19.0": (None, None, False), "0.11.0": (3, None, False)},
+    "--optimization-level 0": {"0.19.0": (0, "none", True)},
+    "optimization_level=<OptimizationLevel.O2: 2>": {"0.19.0": (None, None, False)},
+    "--compilation-config 0": {"0.11.0": (0, None, True)},
+    """-O '{"level": 0, "cudagraph_mode": "FULL"}'""": {"0.11.0": (0, "full", False)},
+    "-O.level=0": {"0.10.2": (0, None, True), "0.9.2": (0, None, False)},
+    "-cc.mode 0 -cc.cudagraph_mode FULL_DECODE_ONLY": {"0.19.0": (0, "full_decode_only", False)},
+    "mode=<CompilationMode.NONE: 0>; cudagraph_mode=<CUDAGraphMode.NONE: 0>": {
+        "0.19.0": (0, "none", True)
+    },
+    "cudagraph_mode=[2,1]; mode=<CompilationMode.VLLM_COMPILE: 3>": {
+        "0.19.0": (3, "full_and_piecewise", False)
+    },
+    "cudagraph_mode=<CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>": {
+        "0.19.0": (None, "full_and_piecewise", False)
+    },
+    """--compilation-config '{"use_cudagraph": false}'""": {"0.10.2": (None, "none", False)},
+    """--compilation-config '{"full_cuda_graph": true}'""": {"0.9.2": (None, "full", False)},
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "version"), [(flags, version) for flags, each in MODES.items() for version in each]
+)
+def test_what_is_compiled_and_captured_is_read_in_the_releases_words(flags, version):
+    request = request_with(flags, engine_version=version)
+    engine = request.run.engine
+    eager = engine.decide(request.run, "vllm").enforce_eager
+
+    assert (engine.compilation_mode, engine.cudagraph_mode, eager) == MODES[flags][version]
+    assert notes_of(flags, engine_version=version) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        '--compilation-config \'{"cudagraph_mode": "SOME"}\'',
+        "cudagraph_mode=[7]",
+        "mode=unknown",
+        "-O 9",
+    ],
+)
+def test_a_mode_that_is_none_is_named(flags):
+    assert len(notes_of(flags)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "option", "value"),
+    [
+        ("chunked prefill; no custom all-reduce", "enable_chunked_prefill", True),
+        ("no-enable-chunked-prefill", "enable_chunked_prefill", False),
+        ("--max-cudagraph-capture-size 64", "max_cudagraph_capture_size", 64),
+        ("--cuda-graph-sizes 64", "max_cudagraph_capture_size", 64),
+        ("MTP 3 tokens; no custom all-reduce", "disable_custom_all_reduce", True),
+        ("--cpu-offload-gb 2", "cpu_offload_gb", 2.0),
+    ],
+)
+def test_switches_may_stand_in_words(flags, option, value):
+    assert getattr(request_with(flags).run.engine, option) == value

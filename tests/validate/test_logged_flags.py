@@ -43,10 +43,8 @@ CACHE = "INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens\n"
                     "num_speculative_tokens": 3,
                 },
                 "limit_mm_per_prompt": {"image": 2, "video": 0},
-                "compilation_config": {
-                    "mode": "<CompilationMode.VLLM_COMPILE: 3>",
-                    "cudagraph_capture_sizes": [1, 2, 4],
-                },
+                "mode": "<CompilationMode.VLLM_COMPILE: 3>",
+                "cudagraph_capture_sizes": [1, 2, 4],
                 "kv_cache_memory_bytes": 25769803776,
                 "enable_expert_parallel": True,
             },
@@ -78,7 +76,11 @@ CACHE = "INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens\n"
         (
             CONFIG,
             {"model": "acme/m", "weight_dtype": "bfloat16", "max_model_len": 1024},
-            {"speculative_config": {"method": "mtp", "model": "acme/m", "num_spec_tokens": 2}},
+            {
+                "speculative_config": {"method": "mtp", "model": "acme/m", "num_spec_tokens": 2},
+                "level": 3,
+                "cudagraph_capture_sizes": [512, 504],
+            },
         ),
     ],
     ids=["given", "namespace", "command", "config"],

@@ -158,6 +158,7 @@ def test_a_card_that_is_not_known_has_its_size_assumed():
         ("1Cat-vLLM 1.3.0 fork", 7.0, None),
         ("0.1.dev20073 (Aug 2026)", 12.1, None),
         (None, 8.0, None),
+        (None, 7.0, "0.10.1-v0"),  # V1 does not run on it
     ],
 )
 def test_a_text_means_a_release(text, capability, expected):
@@ -213,7 +214,7 @@ def test_flags_are_options_of_the_engine_where_it_has_them():
 
     assert request.run.engine.enable_expert_parallel is True
     assert request.run.engine.decode_context_parallel_size == 8
-    assert "other_flags: no rule for 'swap-space 0'" in request.assumptions
+    assert not [each for each in request.assumptions if each.startswith("other_flags")]
 
 
 def test_all_cards_are_ranks_where_only_their_number_is_known():

@@ -1,0 +1,170 @@
+"""Which CUDA graphs a start captures: their batch sizes and kinds, by release.
+
+`_set_cudagraph_sizes`: 1, 2, 4, then by 8, from 256 on by 16 (from 0.12). `CUDAGraphMode`: pieces
+between the attentions of every size, whole graphs of every size, or whole ones of decoding alone,
+whose sizes end with the requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvexp.contract import Deployment, InvalidValue
+from kvexp_vllm.rules import VersionRules, patch_release_of
+
+NONE, PIECEWISE, FULL = "none", "piecewise", "full"
+FULL_DECODE_ONLY, FULL_AND_PIECEWISE = "full_decode_only", "full_and_piecewise"
+MODES = (NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE)
+COMPILES = 3
+"""`CompilationMode.VLLM_COMPILE`, the level before 0.12: torch.compile, in pieces."""
+
+LARGEST, SMALL = 512, 32
+GPT_OSS_LARGEST, GPT_OSS_SINCE = 1024, (0, 10, 1)
+MODES_SINCE = (0, 10, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the options ask for; None is the release's own choice.
+
+    `every_small`: all sizes up to 32 (`performance_mode=interactivity`).
+    """
+
+    sizes: Sequence[int] | None = None
+    largest: int | None = None
+    mode: str | None = None
+    compilation_mode: int | None = None
+    every_small: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Captured:
+    """The batch sizes of graphs, and how much of the default there is.
+
+    `share`: the sum of the sizes, of what the release captures by default for many requests;
+    `relative`: graphs, relative to those that its default mode makes of these sizes.
+    """
+
+    sizes: tuple[int, ...]
+    share: float
+    relative: float
+
+
+def check(asked: Asked, version: str) -> None:
+    """The options by themselves.
+
+    Raises:
+        InvalidValue: one of them is not allowed.
+    """
+    if any(size < 1 for size in asked.sizes or ()):
+        raise InvalidValue(
+            "engine.cudagraph_capture_sizes must be batch sizes from 1 on,"
+            f" got {list(asked.sizes or ())}"
+        )
+    if asked.largest is not None and asked.largest < 1:
+        raise InvalidValue(
+            f"engine.max_cudagraph_capture_size must be at least 1, got {asked.largest}"
+        )
+    if asked.mode is not None and asked.mode not in MODES:
+        raise InvalidValue(
+            f"engine.cudagraph_mode must be one of {', '.join(MODES)}, got {asked.mode!r}"
+        )
+    if asked.compilation_mode not in (None, *range(COMPILES + 1)):
+        raise InvalidValue(
+            f"engine.compilation_mode must be 0 to {COMPILES}, got {asked.compilation_mode}"
+        )
+    if asked.mode not in (None, NONE, PIECEWISE, FULL) and patch_release_of(version) < MODES_SINCE:
+        raise InvalidValue(
+            f"engine.cudagraph_mode={asked.mode} needs vLLM 0.10.1 or newer, got"
+            f" engine.version={version}"
+        )
+
+
+def compiles(asked: Asked, rules: VersionRules) -> bool:
+    """Whether torch.compile runs, where the model is not eager."""
+    return not rules.heeds_compilation or asked.compilation_mode in (None, COMPILES)
+
+
+def is_eager(asked: Asked, rules: VersionRules) -> bool:
+    """Whether nothing is compiled and nothing captured, which `enforce_eager` means too."""
+    return not rules.is_v0 and not compiles(asked, rules) and mode(asked, rules) == NONE
+
+
+def mode(asked: Asked, rules: VersionRules) -> str:
+    """The mode: pieces need a compiled model, without which they are not captured."""
+    if rules.is_v0:
+        return FULL  # of decoding, its sizes beyond the requests by less than 8
+    chosen = asked.mode
+    if chosen is None or (chosen == NONE and not rules.heeds_no_graphs):
+        chosen = rules.graph_mode
+    needs_pieces = chosen in (PIECEWISE, FULL_AND_PIECEWISE)
+    return NONE if needs_pieces and not compiles(asked, rules) else chosen
+
+
+def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captured:
+    """The graphs of a deployment."""
+    chosen = NONE if deployment.enforce_eager else mode(asked, rules)
+    sizes = _sizes(deployment, rules, asked)
+    decoding = _decoding(deployment, sizes)
+    made = _count(chosen, sizes, decoding)
+    if not made:
+        return Captured(sizes=(), share=0.0, relative=0.0)
+    default = FULL if rules.is_v0 else rules.graph_mode
+    most = _steps(_largest(deployment, rules, LARGEST), rules)
+    return Captured(
+        sizes=decoding if chosen == FULL_DECODE_ONLY else sizes,
+        share=sum(sizes) / sum(most),
+        relative=made / _count(default, sizes, decoding),
+    )
+
+
+def _count(chosen: str, sizes: Sequence[int], decoding: Sequence[int]) -> int:
+    """How many graphs a mode makes."""
+    return {
+        NONE: 0,
+        PIECEWISE: len(sizes),
+        FULL: len(sizes),
+        FULL_DECODE_ONLY: len(decoding),
+        FULL_AND_PIECEWISE: len(sizes) + len(decoding),
+    }[chosen]
+
+
+def _sizes(deployment: Deployment, rules: VersionRules, asked: Asked) -> tuple[int, ...]:
+    """Given or default sizes; none is larger than a step's tokens."""
+    tokens = deployment.max_num_batched_tokens
+    if asked.sizes is not None:
+        return tuple(sorted({size for size in asked.sizes if size <= tokens}))
+    queries = _queries(deployment) if rules.graphs_of_drafts else 1
+    largest = asked.largest or _largest(deployment, rules, 2 * deployment.max_num_seqs * queries)
+    steps = _steps(min(largest, tokens), rules)
+    if asked.every_small:
+        steps = tuple(sorted({*steps, *range(1, min(largest, tokens, SMALL) + 1)}))
+    if rules.graph_of_step and tokens <= largest and tokens not in steps:
+        return (*steps, tokens)
+    return steps
+
+
+def _largest(deployment: Deployment, rules: VersionRules, wanted: int) -> int:
+    """The largest default size: what all requests need, or a fixed one."""
+    if rules.is_v0:
+        return -(-deployment.max_num_seqs // 8) * 8
+    release = patch_release_of(deployment.engine_version)
+    if deployment.model.model_type == "gpt_oss" and release >= GPT_OSS_SINCE:
+        return GPT_OSS_LARGEST
+    return min(wanted, LARGEST) if rules.graphs_by_requests else LARGEST
+
+
+def _steps(largest: int, rules: VersionRules) -> tuple[int, ...]:
+    far = rules.graph_stride
+    steps = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, far))
+    return tuple(size for size in steps if size <= largest)
+
+
+def _decoding(deployment: Deployment, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of steps in which every request has its next token, and its drafts."""
+    queries = _queries(deployment)
+    return tuple(s for s in sizes if queries <= s <= queries * deployment.max_num_seqs)
+
+
+def _queries(deployment: Deployment) -> int:
+    drafts = deployment.speculation
+    return 1 if drafts is None else 1 + drafts.num_tokens

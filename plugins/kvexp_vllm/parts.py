@@ -1,0 +1,94 @@
+"""Parts of a budget: sizes with where they come from and how far they may be off."""
+
+from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, weights
+from kvexp_vllm.fitted import Estimate
+from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.weights import Loaded, adjusted_bytes
+
+MEASURED_TYPES = (
+    "llama",
+    "mistral",
+    "phi3",
+    "qwen3",
+    "qwen3_moe",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v2",
+)
+"""Model types whose weights were measured."""
+
+
+def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> Part:
+    """What was loaded, with what speaks against its size."""
+    model, doubts, spread = deployment.model, [], 0.0
+    if deployment.quantization is Quantization.fp8:
+        doubts.append("fp8 scales and residue from one measured case")
+        spread = 0.002
+    elif deployment.quantization is not None:
+        doubts.append(f"no measurement of {deployment.quantization.name} weights")
+        spread = 0.005
+    if model.model_type not in MEASURED_TYPES:
+        doubts.append("no measurement of this model type")
+        spread += 0.002
+    if model.tower_parameters:
+        doubts.append("encoders by their number of parameters")
+        spread += 0.005
+    if adjusted_bytes(deployment):
+        doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
+        spread += 0.005
+    if not weights.is_known(model):
+        spread += 0.03
+    if not rules.load_split_limit:
+        spread += 0.001
+    beside = _beside(deployment, loaded)
+    if deployment.draft is not None:
+        doubts.append("drafts of four kinds were measured, with random weights")
+        spread += 0.002
+    size = loaded.total_bytes
+    error = int(spread * size) if spread else None
+    return Part(
+        name="weights",
+        size_bytes=size,
+        provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
+        reason="; ".join([_loading(loaded), *doubts]),
+        low_bytes=None if error is None else size - error,
+        high_bytes=None if error is None else size + error,
+        includes=beside,
+    )
+
+
+def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
+    """What the weights hold beside the model itself."""
+    found: list[Part] = []
+    room, drafts, draft = deployment.lora, deployment.speculation, deployment.draft
+    if room is not None:
+        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
+        found.append(derived("lora", loaded.lora_bytes, reason))
+    if drafts is not None and draft is not None:
+        reason = f"{draft.name} by {drafts.method}"
+        found.append(derived("draft", loaded.draft_bytes, reason))
+    return tuple(found)
+
+
+def _loading(loaded: Loaded) -> str:
+    moved = loaded.offloaded_bytes
+    beside = f", {gib(moved)} more in the host's memory" if moved else ""
+    return f"tensors of this rank through the loader's allocator{beside}"
+
+
+def derived(name: str, size_bytes: int, reason: str) -> Part:
+    """A size that the engine's code states."""
+    return Part(name=name, size_bytes=size_bytes, provenance=Provenance.derived, reason=reason)
+
+
+def predicted(name: str, reason: str, estimate: Estimate) -> Part:
+    """A term with its interval; one without an error is derived, any other assumed."""
+    exact = estimate.low_bytes == estimate.high_bytes
+    return Part(
+        name=name,
+        size_bytes=estimate.size_bytes,
+        provenance=Provenance.derived if estimate.confirmed else Provenance.assumed,
+        reason="; ".join(filter(None, [reason, "" if estimate.confirmed else estimate.source])),
+        low_bytes=None if exact else estimate.low_bytes,
+        high_bytes=None if exact else estimate.high_bytes,
+    )

@@ -1,0 +1,171 @@
+"""CUDA graphs of vLLM: sizes and modes by release, and what they take."""
+
+import pytest
+
+import kvexp
+from kvexp import api
+from kvexp.results import Status
+
+LLAMA = ("model=llama31_8b", "gpu=h100")
+EIGHTS = (1, 2, 4, *range(8, 513, 8))
+SIXTEENS = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+
+
+def sizes_of(*overrides):
+    (point,) = api.compose_points([*LLAMA, *overrides])
+    return point.run.engine.graph_batch_sizes(point.run.engine.resolve(point.run, "vllm"))
+
+
+SIZES = {  # `_set_cudagraph_sizes` of the wheels
+    "0.9 has 67, whatever the requests": ("0.9.2", "max_num_seqs=64", EIGHTS),
+    "0.10 goes by the requests": ("0.10.2", "max_num_seqs=64", EIGHTS[:19]),
+    "0.12 has 51": ("0.12.0", "", SIXTEENS),
+    "0.26 too": ("0.26.0", "", SIXTEENS),
+    "the largest is asked for": (
+        "0.26.0",
+        "engine.max_cudagraph_capture_size=16",
+        (1, 2, 4, 8, 16),
+    ),
+    "no more than a step": (
+        "0.19.0",
+        "max_num_batched_tokens=20 max_num_seqs=20",
+        (1, 2, 4, 8, 16),
+    ),
+    "from 0.21 a whole step too": (
+        "0.21.0",
+        "max_num_batched_tokens=20 max_num_seqs=20",
+        (1, 2, 4, 8, 16, 20),
+    ),
+    "drafts are counted": (
+        "0.19.0",
+        "max_num_seqs=2 speculative.method=ngram speculative.num_tokens=3",
+        (1, 2, 4, 8, 16),
+    ),
+    "not before 0.13": (
+        "0.12.0",
+        "max_num_seqs=2 speculative.method=ngram speculative.num_tokens=3",
+        (1, 2, 4),
+    ),
+    "gpt-oss": ("0.26.0", "model=gpt_oss_20b max_num_seqs=64", (*SIXTEENS, *range(528, 1025, 16))),
+    "decoding alone ends with the requests": (
+        "0.26.0",
+        "max_num_seqs=4 engine.cudagraph_mode=full_decode_only",
+        (1, 2, 4),
+    ),
+    "none": ("0.26.0", "engine.cudagraph_mode=none", ()),
+    "pieces need a compiled model": (
+        "0.26.0",
+        "engine.cudagraph_mode=piecewise engine.compilation_mode=0",
+        (),
+    ),
+    "whole ones do not": (
+        "0.26.0",
+        "engine.cudagraph_mode=full engine.compilation_mode=0",
+        SIXTEENS,
+    ),
+    "every small one": (
+        "0.26.0",
+        "max_num_seqs=24 engine.performance_mode=interactivity",
+        (*range(1, 33), 40, 48),
+    ),
+    "0.9.0 captures whatever is asked": ("0.9.0", "engine.cudagraph_mode=none", EIGHTS),
+    "0.9.2 does not": ("0.9.2", "engine.cudagraph_mode=none", ()),
+    "0.10.0 compiles whatever is asked": ("0.10.0", "engine.compilation_mode=0", EIGHTS),
+    "0.10.1 does not": ("0.10.1", "engine.compilation_mode=0", ()),
+    "V0 goes by the requests": ("0.7.3", "max_num_seqs=12", (1, 2, 4, 8, 16)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_sizes_are_those_of_the_release(name):
+    version, asked, sizes = SIZES[name]
+
+    assert sizes_of(f"engine.version={version}", *asked.split()) == sizes
+
+
+V1 = ("engine.version=0.26.0", "engine.v2_model_runner=false", "max_num_seqs=256")
+
+
+def graphs_of(*overrides):
+    part = kvexp.run([*LLAMA, *V1, *overrides]).profile.cudagraph
+    return part.size_bytes - part.below_bytes, part.size_bytes, part.size_bytes + part.above_bytes
+
+
+def test_modes_take_by_the_number_of_their_graphs_and_are_not_sure():
+    """51 sizes, of which 35 up to 256 are of decoding: `PIECEWISE=51, FULL=35` in the log."""
+    low, best, high = graphs_of()
+    for mode, share in (("piecewise", 51 / 86), ("full", 51 / 86), ("full_decode_only", 35 / 86)):
+        found = graphs_of(f"engine.cudagraph_mode={mode}")
+
+        assert found[1] == pytest.approx(share * best, rel=1e-6)
+        assert found[0] == pytest.approx(share * low / 2, rel=1e-6)
+        assert found[2] == pytest.approx(high, rel=1e-6)
+    assert graphs_of("engine.cudagraph_mode=full_and_piecewise") == (low, best, high)
+    assert graphs_of("engine.cudagraph_mode=none") == (0, 0, 0)
+
+
+def test_nothing_compiled_and_nothing_captured_is_eager():
+    eager = kvexp.run([*LLAMA, *V1, "enforce_eager=true"])
+    asked = kvexp.run([*LLAMA, *V1, "engine.compilation_mode=0"])
+
+    assert asked.profile.parts == eager.profile.parts
+    assert asked.num_blocks == eager.num_blocks
+
+
+def test_a_compiled_model_without_graphs_keeps_its_activation():
+    graphed = kvexp.run([*LLAMA, *V1]).profile
+    without = kvexp.run([*LLAMA, *V1, "engine.cudagraph_mode=none"]).profile
+    eager = kvexp.run([*LLAMA, *V1, "enforce_eager=true"]).profile
+
+    assert without.activation_bytes == graphed.activation_bytes
+    assert without.non_torch_bytes == eager.non_torch_bytes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["engine.cudagraph_mode=some"], "must be one of none, piecewise, full,"),
+        (["engine.performance_mode=fast"], "must be one of balanced, interactivity, throughput"),
+        (
+            ["engine.version=0.16.0", "engine.performance_mode=throughput"],
+            "needs vLLM 0.17 or newer",
+        ),
+        (["engine.compilation_mode=4"], "must be 0 to 3, got 4"),
+        (["engine.max_cudagraph_capture_size=0"], "must be at least 1, got 0"),
+        (
+            ["engine.version=0.9.2", "engine.cudagraph_mode=full_decode_only"],
+            "needs vLLM 0.10.1 or newer",
+        ),
+    ],
+)
+def test_what_is_not_allowed_is_said(overrides, words):
+    result = kvexp.run([*LLAMA, *overrides])
+
+    assert result.status is Status.invalid
+    assert words in result.reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "config"),
+    [
+        (["engine.cudagraph_mode=full_decode_only"], '{"cudagraph_mode": "FULL_DECODE_ONLY"}'),
+        (["engine.compilation_mode=0"], '{"mode": 0}'),
+        (["engine.version=0.11.0", "engine.compilation_mode=0"], '{"level": 0}'),
+        (["engine.version=0.9.2", "engine.cudagraph_mode=none"], '{"use_cudagraph": false}'),
+        (["engine.version=0.9.2", "engine.cudagraph_mode=full"], '{"full_cuda_graph": true}'),
+    ],
+)
+def test_what_there_is_to_paste_has_the_releases_names(overrides, config):
+    flags = kvexp.run([*LLAMA, *overrides]).effective["flags"]
+
+    assert flags.endswith(f"--compilation-config '{config}'")
+
+
+def test_without_vllms_own_all_reduce_the_ranks_have_38_mib_less():
+    asked = ["model=llama3_8b", "gpu=h200", "tp=2", "engine.version=0.26.0"]
+    own, other = (
+        {part.name: part.size_bytes for part in kvexp.run([*asked, *each]).holding.parts}
+        for each in ([], ["engine.disable_custom_all_reduce=true"])
+    )
+
+    assert own["communicators"] - other["communicators"] == 38 << 20
