@@ -110,7 +110,7 @@ def test_an_unknown_id_is_one_line_with_the_nearest_and_the_way_out(command_line
     status, _, err = command_line("model.hf_id=Qwen/Qwen3-9B", "tracking=off")
 
     assert status == 2
-    assert "did you mean qwen/qwen3-" in err
+    assert "did you mean qwen/qwen3" in err
     assert "model=hf model.path=FOLDER" in err
     assert err.count("\n") == 1
 
