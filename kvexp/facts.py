@@ -182,7 +182,7 @@ def with_model_ids(overrides: Iterable[str], folders: Sequence[Path]) -> list[st
             kept.append(override)
             continue
         names = [name.strip("'\" ") for name in match[1].split(",")]
-        kept += _options(names, overrides, ids.index(folders))
+        kept += _options(names, overrides, folders)
     return kept
 
 
@@ -205,7 +205,8 @@ def config_folders(arguments: Iterable[str]) -> list[Path]:
     return folders
 
 
-def _options(names: Sequence[str], overrides: Sequence[str], known: Mapping[str, str]) -> list[str]:
+def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    known = ids.index(folders)
     found = [_found(name, known) for name in names]
     extra: list[str] = []
     formats = {(each.quantization, each.stored, each.kv_dtype) for each in found}
@@ -219,6 +220,9 @@ def _options(names: Sequence[str], overrides: Sequence[str], known: Mapping[str,
     for key, value in (("quantization", quantization), ("kv_dtype", kv_dtype)):
         if value is not None and key not in given:
             extra.append(f"{key}={value.name}")
+    own = {ids.own_format(folders, each.option) for each in found}
+    if quantization is not None and own - {None, quantization.name}:
+        stored = "null"  # the repository's format replaces that of the entry's checkpoint
     if stored is not None and not given & {"quantization", _STORED}:
         extra.append(f"{_STORED}={stored}")
     options = [f"model={','.join(each.option for each in found)}"]

@@ -15,6 +15,7 @@ from kvexp.dtypes import KvDtype, Quantization
 _ID = re.compile(r"^hf_id:\s*(\S+)", re.MULTILINE)
 _ALIASES = re.compile(r"^aliases:[^\n]*\n((?:\s+- \S+\n)+)", re.MULTILINE)
 _ITEM = re.compile(r"- (\S+)")
+_METHOD = re.compile(r"^quantization_config:\n(?:  .*\n)*?  method: (\w+)", re.MULTILINE)
 
 _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
     (r"fp8(-(dynamic|block|kv|kv-cache|static|tensorwise|pertensor))*", Quantization.fp8),
@@ -61,6 +62,15 @@ def index(folders: Iterable[Path]) -> dict[str, str]:
             for name in ids:
                 found.setdefault(name.lower(), path.stem)
     return found
+
+
+def own_format(folders: Iterable[Path], option: str) -> str | None:
+    """The format in which an entry's checkpoint is stored; None where it is not quantised."""
+    for folder in folders:
+        file = folder / "model" / f"{option}.yaml"
+        if file.is_file() and (match := _METHOD.search(file.read_text(encoding="utf-8"))):
+            return match[1]
+    return None
 
 
 def find(name: str, known: Mapping[str, str]) -> Known | None:

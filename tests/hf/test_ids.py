@@ -86,6 +86,20 @@ def test_a_repository_of_eight_bits_takes_twice_that_of_four(name):
     assert of[name] == pytest.approx(of["Qwen/Qwen3-8B-GPTQ-Int4"] + packed / 2, rel=0.02)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "lmdeploy"])
+def test_a_repositorys_format_replaces_that_of_the_checkpoint(engine):
+    """DeepSeek-R1 is stored in fp8: 671 GB over eight cards, and half of that in fp4."""
+    run = [f"engine={engine}", "gpu=b200", "tp=8"]
+    own = kvexp.run(["model=deepseek-ai/DeepSeek-R1", *run])
+    fp4 = kvexp.run(["model=nvidia/DeepSeek-R1-FP4", *run])
+
+    assert own.ranks[0].budget.part("weights").size_bytes == pytest.approx(671e9 / 8, rel=0.05)
+    assert fp4.effective["quantization"] == "nvfp4"
+    assert fp4.ranks[0].budget.part("weights").size_bytes == pytest.approx(
+        671e9 / 2 * 9 / 8 / 8, rel=0.05
+    )
+
+
 def test_what_is_given_wins_over_the_repositorys_name():
     result = kvexp.run(["model=Qwen/Qwen3-14B-AWQ", "quantization=w4a16", "gpu=h200"])
 
