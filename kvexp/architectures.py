@@ -81,6 +81,7 @@ ARCHITECTURES = {
     "grok2": Architecture(norms=4, beside_dense=True),
     "phi3": Architecture(),
     "qwen2": Architecture(),
+    "mimo": Architecture(),
     "qwen2_moe": Architecture(shared_gate=True),
     "qwen3": Architecture(qk_norm="head"),
     "qwen3_moe": Architecture(qk_norm="head"),

@@ -98,6 +98,7 @@ REFUSED = {
 
 BIASED = (
     "qwen2",
+    "mimo",
     "qwen2_moe",
     "gpt2",
     "gpt_bigcode",
