@@ -5,7 +5,7 @@ for those that take any size; of the latter the processors' published limits are
 """
 
 from kvexp.hf.section import Section
-from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS
+from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS, encoder_section
 from kvexp.request import Encoder
 
 CHANNELS = 3
@@ -23,7 +23,7 @@ def encoder(config: Section) -> Encoder | None:
     """The encoder's largest image; None where there is none, or its size is not known."""
     around = config.around()
     kind = around.text("model_type") or ""
-    tower = around.inner(*VISION_KEYS)
+    tower = encoder_section(around, VISION_KEYS)
     if tower is None:
         return None
     if kind not in _RULES:
