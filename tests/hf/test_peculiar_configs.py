@@ -23,6 +23,19 @@ FALCON_MAMBA = {
     "use_conv_bias": True,
     "vocab_size": 65024,
 }
+MPT = {
+    "architectures": ["MPTForCausalLM"],
+    "model_type": "mpt",
+    "attn_config": {"alibi": True},
+    "d_model": 7168,
+    "expansion_ratio": 4,
+    "max_seq_len": 8192,
+    "n_heads": 64,
+    "n_layers": 48,
+    "no_bias": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50432,
+}
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 4096,
@@ -167,6 +180,7 @@ def read(tmp_path):
     ("config", "total"),
     [
         (FALCON_MAMBA, 7_272_665_088),
+        (MPT, 29_957_200_896),
         (MISTRAL4, 118_972_826_624),
         (GEMMA3N, 6_835_235_568 + SHARED_LAYERS),
     ],
