@@ -153,6 +153,7 @@ def test_model_file_loads_and_states_its_facts(path):
     assert m.name == path.stem
     assert m.hf_id.count("/") == 1
     assert set(given(path)) >= STATED
+    assert m.architecture != "unknown"
     assert m.torch_dtype in (
         (DType.fp32,) if m.name == "whisper_tiny" else (DType.bf16, DType.fp16)
     )
