@@ -27,7 +27,8 @@ class Architecture:
     a layer is either a mixer or an MLP, with one norm. `embedding_norm`: a norm after the
     embedding. `output_gate`: a projection that gates the attention's output. `beside_dense`:
     experts stand beside a dense MLP. `layer_extra`: further numbers a layer. `own_projections`:
-    layers that read an earlier cache project K and V still.
+    layers that read an earlier cache project K and V still. `routed_norms`: further norms in a
+    layer with experts, whose router then scales its inputs and its experts.
     """
 
     qk_norm: str = ""
@@ -54,6 +55,7 @@ class Architecture:
     beside_dense: bool = False
     layer_extra: int = 0
     own_projections: bool = False
+    routed_norms: int = 0
 
 
 _BART = Architecture(
@@ -73,10 +75,13 @@ ARCHITECTURES = {
     "mistral4": Architecture(),
     "mixtral": Architecture(),
     "mllama_text_model": Architecture(),
+    "phimoe": Architecture(norm_bias=True, output_bias=True, head_bias=True),
+    "dbrx": Architecture(),
     "grok-1": Architecture(norms=4),
     "grok2": Architecture(norms=4, beside_dense=True),
     "phi3": Architecture(),
     "qwen2": Architecture(),
+    "mimo": Architecture(),
     "qwen2_moe": Architecture(shared_gate=True),
     "qwen3": Architecture(qk_norm="head"),
     "qwen3_moe": Architecture(qk_norm="head"),
@@ -98,12 +103,14 @@ ARCHITECTURES = {
         normalizer=True,
         beside_dense=True,
         layer_extra=1,
+        routed_norms=3,
     ),
     "gpt_oss": Architecture(output_bias=True, sinks=True),
     "deepseek": Architecture(),
     "deepseek_v2": Architecture(),
     "deepseek_v3": Architecture(router_bias=True),
     "deepseek_v32": Architecture(router_bias=True),
+    "glm_moe_dsa": Architecture(router_bias=True),
     "deepseek_v4": Architecture(rotary=0.125, router_bias=True),
     "kimi_k2": Architecture(router_bias=True),
     "kimi_linear": Architecture(rotary=0.0, router_bias=True),

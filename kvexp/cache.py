@@ -146,7 +146,7 @@ def _full(deployment: Deployment, block_size: int | None = None) -> FullAttentio
         head_size=mla.latent_size,
         dtype=storage_dtype("fp8_ds_mla" if sparse_fp8 else kv_dtype.value),
         kv_quant_mode=kv_quant_mode(kv_dtype.value),
-        cache_dtype_str="fp8_ds_mla" if sparse_fp8 else None,
+        cache_dtype_str="fp8_ds_mla" if sparse_fp8 else "auto",
         indexes_kv_by_block_stride=mla.index_head_dim is None,
     )
 

@@ -22,6 +22,7 @@ OPTION = "hf"
 _FILES = (".json", ".safetensors", ".gguf")
 _OR_PATH = "; with its config.json: speculative.model=FOLDER"
 
+_STORED = "model.quantization_config"
 _MODEL = re.compile(r"model=(.+)")
 _HF_ID = re.compile(r"\+{0,2}model\.hf_id=(.+)")
 
@@ -181,7 +182,7 @@ def with_model_ids(overrides: Iterable[str], folders: Sequence[Path]) -> list[st
             kept.append(override)
             continue
         names = [name.strip("'\" ") for name in match[1].split(",")]
-        kept += _options(names, overrides, ids.index(folders))
+        kept += _options(names, overrides, folders)
     return kept
 
 
@@ -204,19 +205,26 @@ def config_folders(arguments: Iterable[str]) -> list[Path]:
     return folders
 
 
-def _options(names: Sequence[str], overrides: Sequence[str], known: Mapping[str, str]) -> list[str]:
+def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    known = ids.index(folders)
     found = [_found(name, known) for name in names]
     extra: list[str] = []
-    formats = {(each.quantization, each.kv_dtype) for each in found}
+    formats = {(each.quantization, each.stored, each.kv_dtype) for each in found}
     if len(formats) > 1:
         raise RequestError(
             f"{', '.join(names)} are stored in different formats: run them apart, or sweep over"
             " model and quantization"
         )
-    quantization, kv_dtype = formats.pop()
+    quantization, stored, kv_dtype = formats.pop()
+    given = {each.lstrip("+").partition("=")[0] for each in overrides}
     for key, value in (("quantization", quantization), ("kv_dtype", kv_dtype)):
-        if value is not None and not any(each.startswith(f"{key}=") for each in overrides):
+        if value is not None and key not in given:
             extra.append(f"{key}={value.name}")
+    own = {ids.own_format(folders, each.option) for each in found}
+    if quantization is not None and own - {None, quantization.name}:
+        stored = "null"  # the repository's format replaces that of the entry's checkpoint
+    if stored is not None and not given & {"quantization", _STORED}:
+        extra.append(f"{_STORED}={stored}")
     options = [f"model={','.join(each.option for each in found)}"]
     if len(names) == 1:
         options.append(f"model.hf_id={names[0]}")

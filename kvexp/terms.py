@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from kvexp import cache, layers, weights
 from kvexp.deployment import Deployment
-from kvexp.dtypes import DType, KvDtype
+from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import RankShape
 from kvexp.errors import InvalidValue
 from kvexp.request import AUTO_FIT, Knobs, Model
@@ -113,6 +113,22 @@ def free_at_start(knobs: Knobs, *, after_communicator: bool = False) -> int:
 def compute_dtype(knobs: Knobs) -> DType:
     """The dtype asked for, or the checkpoint's."""
     return knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype
+
+
+def weight_format(knobs: Knobs) -> Quantization | None:
+    """How weights are stored: the checkpoint's own format, or the one asked for.
+
+    Raises:
+        InvalidValue: they differ.
+    """
+    own = knobs.model.quantization_config
+    if own is None or knobs.quantization in (None, own.method):
+        return knobs.quantization if own is None else own.method
+    assert knobs.quantization is not None
+    raise InvalidValue(
+        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
+        f" is stored so, got {knobs.quantization.name}"
+    )
 
 
 def cache_dtype(knobs: Knobs, engine: str, formats: tuple[KvDtype, ...]) -> KvDtype:

@@ -184,7 +184,8 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
             "full": (heads.num_attention_heads * size, heads.num_key_value_heads * size),
         }[model.qk_norm or known.qk_norm]
         yield _tensor("q_norm", q, dtype, "norm")
-        yield _tensor("k_norm", k, dtype, "norm")
+        if model.owns_cache(index) or known.own_projections:
+            yield _tensor("k_norm", k, dtype, "norm")
     if known.attention_sub_norm:
         yield _tensor("attn_sub_norm", model.hidden_size, dtype, "norm")
 
@@ -215,6 +216,9 @@ def mlp(
     yield _module("gate", moe.num_experts, model.hidden_size, router, "router")
     if moe.bias:
         yield _tensor("gate.bias", moe.num_experts, dtype, "bias")
+    if known.routed_norms:
+        yield _tensor("gate.scale", model.hidden_size + moe.num_experts, dtype, "scale")
+        yield _tensor("routed_norms", known.routed_norms * model.hidden_size, dtype, "norm")
     if known.router_bias:
         yield Tensor(name="gate.correction", numel=moe.num_experts, itemsize_bytes=4, role="bias")
     yield from _experts(model, moe, share, dtype, known, make)

@@ -98,6 +98,7 @@ REFUSED = {
 
 BIASED = (
     "qwen2",
+    "mimo",
     "qwen2_moe",
     "gpt2",
     "gpt_bigcode",
@@ -299,6 +300,8 @@ def _mlp_width(section: Section, model_type: str, hidden: int) -> int:
         return hidden * section.required("intermediate_multiple_size")
     if model_type == "lfm2":
         return _lfm2_width(section)
+    if model_type == "mpt":
+        return hidden * section.assumed("expansion_ratio", default=4, why="transformers' default")
     experts_first = model_type.startswith("minimax_m3")
     names = ("dense_intermediate_size", *MLP_KEYS) if experts_first else MLP_KEYS
     if isinstance(section.get(*names), list):

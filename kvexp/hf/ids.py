@@ -1,7 +1,8 @@
 """Hugging Face ids: which catalogue entry an id means, and how a quantised repository differs.
 
-An entry states its id and aliases. A repository that its publisher quantised carries the format at
-the end of its name; without it the name is the base model's.
+An entry states its id and aliases. A copy keeps the repository's name under another owner. A
+repository that was quantised carries the format at the end of its name; without it the name is the
+base model's.
 """
 
 import re
@@ -14,26 +15,38 @@ from kvexp.dtypes import KvDtype, Quantization
 _ID = re.compile(r"^hf_id:\s*(\S+)", re.MULTILINE)
 _ALIASES = re.compile(r"^aliases:[^\n]*\n((?:\s+- \S+\n)+)", re.MULTILINE)
 _ITEM = re.compile(r"- (\S+)")
+_METHOD = re.compile(r"^quantization_config:\n(?:  .*\n)*?  method: (\w+)", re.MULTILINE)
 
 _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
-    (r"fp8(-(dynamic|block|kv|kv-cache|static|tensorwise))*", Quantization.fp8),
+    (r"fp8(-(dynamic|block|kv|kv-cache|static|tensorwise|pertensor))*", Quantization.fp8),
     (r"quantized\.w8a8|w8a8|int8-w8a8|int8", Quantization.w8a8),
-    (r"quantized\.w4a16|w4a16(-g\d+)?", Quantization.w4a16),
-    (r"awq(-(int4|4bit|w4a16|marlin))*", Quantization.awq),
-    (r"(autoround-)?gptq(-(int4|4bit|w4a16|marlin))*", Quantization.gptq),
+    (r"(qat-)?(quantized\.w4a16|w4a16(-g\d+)?(-ct)?)", Quantization.w4a16),
+    (r"(qat-)?(int4-)?awq(-(int4|4bit|w4a16|marlin|g?\d+g?))*", Quantization.awq),
+    (r"(autoround-)?gptq(-(int4|4bit|4b|w4a16|marlin|g?\d+g?))*", Quantization.gptq),
+    (r"int4-autoround|autoround-int4", Quantization.gptq),
     (r"(unsloth-)?bnb-(4bit|nf4)", Quantization.bitsandbytes),
-    (r"nvfp4(-(kv|awq))*|fp4", Quantization.nvfp4),
+    (r"(nvfp4(a16)?|fp4)(-(kv|awq|v\d+))*", Quantization.nvfp4),
     (r"mxfp4(-\w+)?", Quantization.mxfp4),
 )
+_EIGHT_BITS = (
+    (r"gptq-(int8|8bit)", "{method:gptq,bits:8,group_size:128}"),
+    (r"(quantized\.)?w8a16", "{method:w4a16,bits:8,group_size:0}"),
+)
+"""Formats of 4 bits that a repository holds in 8, as `model.quantization_config`."""
+
 _KV_SUFFIX = re.compile(r"fp8-kv", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """An entry and, for a quantised repository, its format and the dtype of its cache."""
+    """An entry and, for a quantised repository, its format and the dtype of its cache.
+
+    `stored` is a format that `quantization` has no name for, as `model.quantization_config`.
+    """
 
     option: str
     quantization: Quantization | None = None
+    stored: str | None = None
     kv_dtype: KvDtype | None = None
 
 
@@ -51,31 +64,50 @@ def index(folders: Iterable[Path]) -> dict[str, str]:
     return found
 
 
-def find(name: str, known: Mapping[str, str]) -> Known | None:
-    """The entry that an id means, whatever its case; None where there is none."""
-    wanted = name.lower()
-    if wanted in known:
-        return Known(option=known[wanted])
-    own = _split(wanted)
-    if own is None:
-        return None
-    base, quantization = own
-    for candidate, option in known.items():
-        if _plain(candidate) == _plain(base):
-            kv_dtype = KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None
-            return Known(option=option, quantization=quantization, kv_dtype=kv_dtype)
+def own_format(folders: Iterable[Path], option: str) -> str | None:
+    """The format in which an entry's checkpoint is stored; None where it is not quantised."""
+    for folder in folders:
+        file = folder / "model" / f"{option}.yaml"
+        if file.is_file() and (match := _METHOD.search(file.read_text(encoding="utf-8"))):
+            return match[1]
     return None
 
 
-def _split(name: str) -> tuple[str, Quantization] | None:
-    """A name without its format, and the format."""
+def find(name: str, known: Mapping[str, str]) -> Known | None:
+    """The entry that an id means, whatever its case and owner; None where there is none."""
+    wanted = name.lower()
+    if wanted in known:
+        return Known(option=known[wanted])
+    if (option := _of_name(wanted, known)) is not None:
+        return Known(option=option)
+    own = _split(wanted)
+    if own is None:
+        return None
+    base, quantization, stored = own
+    option = _of_name(base, known) or _of_name(f"{base}-bf16", known)
+    if option is None:
+        return None
+    kv_dtype = KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None
+    return Known(option=option, quantization=quantization, stored=stored, kv_dtype=kv_dtype)
+
+
+def _of_name(name: str, known: Mapping[str, str]) -> str | None:
+    """The entry of a repository with this name, whoever its owner is: copies keep the name."""
+    plain = _plain(name)
+    return next((option for each, option in known.items() if _plain(each) == plain), None)
+
+
+def _split(name: str) -> tuple[str, Quantization | None, str | None] | None:
+    """A name without its format, and the format: one with a name, or one of 8 bits."""
+    for pattern, stored in _EIGHT_BITS:
+        if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
+            return match[1], None, stored
     for pattern, quantization in _SUFFIXES:
-        match = re.fullmatch(rf"(.+?)-({pattern})", name)
-        if match is not None:
-            return match[1], quantization
+        if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
+            return match[1], quantization, None
     return None
 
 
 def _plain(name: str) -> str:
-    """What is compared: the repository's name, without its owner and the older Meta prefix."""
-    return name.rpartition("/")[2].removeprefix("meta-")
+    """What is compared: the repository's name without its owner, Meta's prefix and `-hf`."""
+    return name.rpartition("/")[2].removeprefix("meta-").removesuffix("-hf")

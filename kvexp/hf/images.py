@@ -5,7 +5,7 @@ for those that take any size; of the latter the processors' published limits are
 """
 
 from kvexp.hf.section import Section
-from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS
+from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS, encoder_section
 from kvexp.request import Encoder
 
 CHANNELS = 3
@@ -24,7 +24,7 @@ def encoder(config: Section) -> Encoder | None:
     """The encoder's largest image; None where there is none, or its size is not known."""
     around = config.around()
     kind = around.text("model_type") or ""
-    tower = around.inner(*VISION_KEYS)
+    tower = encoder_section(around, VISION_KEYS)
     if tower is None:
         return None
     if kind not in _RULES:
@@ -46,8 +46,7 @@ def encoder(config: Section) -> Encoder | None:
         gated=own in GATED,
         video_items=QWEN_VIDEO if _RULES[kind] is _qwen else 0,
         kept_layers=_kept_layers(tower) if _RULES[kind] is _mllama else 0,
-        num_hidden_layers=tower.integer("num_hidden_layers", "depth"),
-        num_attention_heads=tower.integer("num_attention_heads", "num_heads"),
+        num_attention_heads=_heads(tower) if turns else None,
         rotary=turns,
         learned_positions=newer,
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
@@ -94,6 +93,10 @@ def _mllama(around: Section, tower: Section, patch: int) -> tuple[int, int, int]
     tiles = tower.assumed("max_num_tiles", default=4, why=_WHY)
     positions = side * side + 1
     return tiles * positions, tiles * -(-positions // MLLAMA_PADDING) * MLLAMA_PADDING, 1
+
+
+def _heads(tower: Section) -> int:
+    return tower.assumed("num_attention_heads", "num_heads", default=16, why=_WHY)
 
 
 def _kept_layers(tower: Section) -> int:

@@ -23,6 +23,9 @@ DEFAULTS = {
 }
 """Width, layers, MLP width and patch where a published config leaves them out."""
 
+SIDES = ("image_size", "patch_size", "spatial_patch_size")
+"""Sizes that some configs state as two equal numbers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Class:
@@ -47,6 +50,8 @@ CLASSES = {
     "qwen2_5_vl": _Class(projector="merger", frames=2, rms=True),
     "qwen3_vl": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
     "qwen3_vl_moe": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
+    "qwen3_5": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
+    "qwen3_5_moe": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
     "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
@@ -58,12 +63,29 @@ _OWN = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "mistra
 """The type of the encoder that the class was read for, where a model may have another."""
 
 
+def encoder_section(place: Section, keys: tuple[str, ...]) -> Section | None:
+    """The section of an encoder; the side of a square is one number, where a config has two."""
+    tower = place.inner(*keys)
+    if tower is None:
+        return None
+    values = {
+        name: _side(value) if name in SIDES else value for name, value in tower.values.items()
+    }
+    return Section(values, tower.path, tower.outer, tower.notes)
+
+
+def _side(value: object) -> object:
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return value
+
+
 def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
     vision, audio = 0, _own_encoder(config, hidden)
     for place in _places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
-            tower = place.inner(*keys)
+            tower = encoder_section(place, keys)
             if tower is None or not tower.values:
                 continue
             count = _encoder(tower, config, hidden)

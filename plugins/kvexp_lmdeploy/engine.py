@@ -74,7 +74,7 @@ class Lmdeploy(FreeMemoryEngine):
             engine_version=self.version,
             usage=backend,
             dtype=terms.compute_dtype(knobs),
-            quantization=knobs.quantization,
+            quantization=terms.weight_format(knobs),
             kv_dtype=terms.cache_dtype(knobs, self.title, _formats(knobs)),
             block_size=rules.block_size(knobs),
             util=util,

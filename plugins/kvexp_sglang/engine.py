@@ -103,7 +103,7 @@ class Sglang(FreeMemoryEngine):
             engine_version=self.version,
             usage="serve",
             dtype=terms.compute_dtype(knobs),
-            quantization=knobs.quantization,
+            quantization=terms.weight_format(knobs),
             kv_dtype=kv_dtype,
             block_size=knobs.block_size or _page_size(knobs),
             util=util,
@@ -135,7 +135,7 @@ class Sglang(FreeMemoryEngine):
             words.append(f"--kv-cache-dtype {FLAG_NAMES[deployment.kv_dtype]}")
         if deployment.dtype is not deployment.model.torch_dtype:
             words.append(f"--dtype {deployment.dtype.value}")
-        if deployment.quantization is not None:
+        if deployment.quantization is not None and deployment.model.quantization_config is None:
             words.append(f"--quantization {deployment.quantization.value}")
         if deployment.max_num_seqs != MOST_REQUESTS:
             words.append(f"--max-running-requests {deployment.max_num_seqs}")

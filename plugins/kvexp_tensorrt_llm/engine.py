@@ -70,7 +70,7 @@ class TensorrtLlm(FreeMemoryEngine):
             engine_version=self.version,
             usage="serve",
             dtype=terms.compute_dtype(knobs),
-            quantization=knobs.quantization,
+            quantization=terms.weight_format(knobs),
             kv_dtype=terms.cache_dtype(knobs, self.title, KV_FORMATS),
             block_size=size,
             util=FRACTION if knobs.util is None else knobs.util,

@@ -283,29 +283,11 @@ def cached_model(model: Model, version: str) -> Model:
     return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)
 
 
-def quantization(knobs: Knobs) -> Quantization | None:
-    """The checkpoint's own format, or the one asked for.
-
-    Raises:
-        InvalidValue: they differ.
-    """
-    own = knobs.model.quantization_config
-    if own is None or knobs.quantization in (None, own.method):
-        return knobs.quantization if own is None else own.method
-    assert knobs.quantization is not None
-    raise InvalidValue(
-        f"quantization must be null or {own.method.name} for {knobs.model.name}, whose checkpoint"
-        f" is stored so, got {knobs.quantization.name}"
-    )
-
-
 def kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
     """Read auto as the checkpoint's KV scheme, else the compute dtype."""
     if knobs.kv_dtype is KvDtype.auto:
-        mla = knobs.model.mla
-        sparse = mla is not None and mla.index_head_dim is not None
-        if sparse or knobs.model.compressed is not None:
-            return KvDtype.fp8  # the sparse kernels' own format
+        if knobs.model.model_type == "deepseek_v32" or knobs.model.compressed is not None:
+            return KvDtype.fp8  # the sparse kernels' own format; GLM-5 keeps the compute dtype
         return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
     if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
         raise InvalidValue(

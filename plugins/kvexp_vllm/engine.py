@@ -141,7 +141,7 @@ class Vllm(Engine):
         graphs.check(self._graphs, self.version)
         defaults.check_performance(self.performance_mode, self.version)
         dtype, dtype_note = defaults.compute_dtype(knobs)
-        quantization = defaults.quantization(knobs)
+        quantization = terms.weight_format(knobs)
         kv_dtype = defaults.kv_dtype(knobs, dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(

@@ -36,6 +36,7 @@ def plan(overrides, gib):
         (["model=gemma3_27b"], 20, 16384, 1.112589976911585),
         (["model=deepseek_v3", "block_size=64", "kv_dtype=bf16"], 35, 8356, 3.2640625),
         (["model=deepseek_v32"], 35, 12216, 4.771875),
+        (["model=deepseek_v32", "kv_dtype=bf16"], 42949720745 / GIB, 8568, 3.346875),
         (["model=qwen3_next_80b_a3b", "tp=2"], 30, 4818, 9.934020618556701),
         (["model=whisper_large_v3"], 20, 8192, 8192 / 540),
     ],
@@ -45,6 +46,14 @@ def test_entries_get_the_engines_blocks(overrides, gib, blocks, concurrency):
 
     assert result.num_blocks == blocks, result.reason
     assert result.max_concurrency == pytest.approx(concurrency)
+
+
+def test_glm5_caches_in_bf16_as_a_public_log_shows():
+    """vLLM 0.19, eight H200s: 343,744 tokens in 32.06 GiB, so 78 layers of 576 x 2 + 132 bytes."""
+    result = kvexp.run(["model=zai-org/GLM-5-FP8", "gpu=h200", "tp=8", "engine.version=0.19.0"])
+
+    assert result.block_bytes == 64 * 78 * (576 * 2 + 132)
+    assert result.block_bytes / 64 == pytest.approx(32.06 * GIB / 343_744, rel=2e-4)
 
 
 def test_a_recurrent_state_of_544_tokens():

@@ -19,9 +19,14 @@ KNOWN = ids.index([registry.config_dir()])
         ("qwen/qwen3-8b", "qwen3_8b"),
         ("META-LLAMA/Llama-3.1-8B-Instruct", "llama31_8b"),
         ("openai/gpt-oss-20b", "gpt_oss_20b"),
+        ("NousResearch/Meta-Llama-3-8B-Instruct", "llama3_8b"),
+        ("unsloth/Llama-3.2-1B-Instruct", "llama32_1b"),
+        ("unsloth/gpt-oss-20b", "gpt_oss_20b"),
+        ("TheBloke/Llama-2-13B-chat", "llama2_13b"),
+        ("THUDM/GLM-4.5-Air", "glm45_air"),
     ],
 )
-def test_an_id_in_any_case_is_its_entry(name, option):
+def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
     assert ids.find(name, KNOWN) == ids.Known(option=option)
 
 
@@ -38,6 +43,18 @@ def test_an_id_in_any_case_is_its_entry(name, option):
         ("kaitchup/Phi-4-AutoRound-GPTQ-4bit", "phi4", "gptq", None),
         ("amd/Llama-3.1-8B-Instruct-FP8-KV", "llama31_8b", "fp8", "fp8"),
         ("nvidia/Qwen3-8B-NVFP4", "qwen3_8b", "nvfp4", None),
+        ("nvidia/DeepSeek-R1-0528-FP4-v2", "deepseek_r1", "nvfp4", None),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8",
+            "nemotron3_nano_30b_a3b",
+            "fp8",
+            None,
+        ),
+        ("Qwen/Qwen3-32B-FP8-Static-PerTensor", "qwen3_32b", "fp8", None),
+        ("ISTA-DASLab/gemma-3-27b-it-GPTQ-4b-128g", "gemma3_27b_vision", "gptq", None),
+        ("gaunernst/gemma-3-27b-it-int4-awq", "gemma3_27b_vision", "awq", None),
+        ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "qwen3_30b_a3b_2507", "gptq", None),
+        ("TheBloke/Llama-2-7B-Chat-AWQ", "llama2_7b", "awq", None),
     ],
 )
 def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
@@ -55,6 +72,32 @@ def test_a_point_by_id_has_the_entrys_facts(key):
 
     assert by_id.num_blocks == by_name.num_blocks
     assert by_id.effective["quantization"] == "awq"
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-8B-GPTQ-Int8", "RedHatAI/Qwen3-8B-quantized.w8a16"])
+def test_a_repository_of_eight_bits_takes_twice_that_of_four(name):
+    of = {
+        each: kvexp.run([f"model={each}", "gpu=h200"]).ranks[0].budget.part("weights").size_bytes
+        for each in ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-GPTQ-Int4", name)
+    }
+    packed = 36 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288)  # elements of matrices
+
+    assert of[name] == pytest.approx(of["Qwen/Qwen3-8B"] - packed, rel=0.02)
+    assert of[name] == pytest.approx(of["Qwen/Qwen3-8B-GPTQ-Int4"] + packed / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "lmdeploy"])
+def test_a_repositorys_format_replaces_that_of_the_checkpoint(engine):
+    """DeepSeek-R1 is stored in fp8: 671 GB over eight cards, and half of that in fp4."""
+    run = [f"engine={engine}", "gpu=b200", "tp=8"]
+    own = kvexp.run(["model=deepseek-ai/DeepSeek-R1", *run])
+    fp4 = kvexp.run(["model=nvidia/DeepSeek-R1-FP4", *run])
+
+    assert own.ranks[0].budget.part("weights").size_bytes == pytest.approx(671e9 / 8, rel=0.05)
+    assert fp4.effective["quantization"] == "nvfp4"
+    assert fp4.ranks[0].budget.part("weights").size_bytes == pytest.approx(
+        671e9 / 2 * 9 / 8 / 8, rel=0.05
+    )
 
 
 def test_what_is_given_wins_over_the_repositorys_name():
@@ -81,7 +124,7 @@ def test_an_unknown_id_is_one_line_with_the_nearest_and_the_way_out(command_line
     status, _, err = command_line("model.hf_id=Qwen/Qwen3-9B", "tracking=off")
 
     assert status == 2
-    assert "did you mean qwen/qwen3-" in err
+    assert "did you mean qwen/qwen3" in err
     assert "model=hf model.path=FOLDER" in err
     assert err.count("\n") == 1
 

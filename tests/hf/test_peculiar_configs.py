@@ -23,6 +23,29 @@ FALCON_MAMBA = {
     "use_conv_bias": True,
     "vocab_size": 65024,
 }
+MPT = {
+    "architectures": ["MPTForCausalLM"],
+    "model_type": "mpt",
+    "attn_config": {"alibi": True},
+    "d_model": 7168,
+    "expansion_ratio": 4,
+    "max_seq_len": 8192,
+    "n_heads": 64,
+    "n_layers": 48,
+    "no_bias": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 50432,
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
 MAMBA2 = {
     "architectures": ["Mamba2ForCausalLM"],
     "model_type": "mamba2",
@@ -157,6 +180,7 @@ def read(tmp_path):
     ("config", "total"),
     [
         (FALCON_MAMBA, 7_272_665_088),
+        (MPT, 29_957_200_896),
         (MISTRAL4, 118_972_826_624),
         (GEMMA3N, 6_835_235_568 + SHARED_LAYERS),
     ],
@@ -170,6 +194,20 @@ def test_grok2_has_experts_beside_its_mlp(read):
 
     assert (model.intermediate_size, model.moe.moe_intermediate_size) == (32768, 16384)
     assert round(weights.parameters(model) / 1e9, 1) == 269.5
+
+
+def test_a_side_of_images_is_one_number_or_two(read):
+    """InternVL's configs in transformers' spelling have two."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
+
+    def towers(image, patch):
+        vision = {**sizes, "image_size": image, "patch_size": patch}
+        return read({"model_type": "internvl", "text_config": LLAMA, "vision_config": vision})
+
+    one, two = towers(448, 14), towers([448, 448], [14, 14])
+
+    assert two.tower_parameters == one.tower_parameters > 300_000_000
+    assert two.encoder == one.encoder
 
 
 def test_grok1_has_experts_alone(read):

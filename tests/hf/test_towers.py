@@ -71,6 +71,21 @@ CASES = [
         538_631_408,
     ),
     (
+        "qwen3_5",
+        {},
+        5120,
+        {
+            "depth": 27,
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_position_embeddings": 2304,
+            "out_hidden_size": 5120,
+            "patch_size": 16,
+            "deepstack_visual_indexes": [],
+        },
+        460_730_096,
+    ),
+    (
         "gemma3",
         {},
         2560,

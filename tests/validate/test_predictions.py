@@ -74,7 +74,7 @@ def run_of(inputs):
         ("/data/models-hf/Qwen2.5-0.5B/", Named("qwen25_0_5b")),
         ("/hub/models--facebook--opt-125m/snapshots/27dcfa74", Named("opt_125m")),
         ("gemma3_12b_text", Named("gemma3_12b", text_only=True)),
-        ("GLM-5 fp8 (DeepSeek-V3.2 style sparse MLA)", None),
+        ("GLM-5 fp8 (DeepSeek-V3.2 style sparse MLA)", Named("glm5", Quantization.fp8)),
         ("58.99 GiB model (name outside excerpt)", None),
     ],
 )
