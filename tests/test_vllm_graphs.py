@@ -112,6 +112,16 @@ def test_nothing_compiled_and_nothing_captured_is_eager():
     assert asked.num_blocks == eager.num_blocks
 
 
+def test_graphs_of_decoding_alone_take_about_what_an_h200_showed():
+    """132,120,576 bytes, qwen3_0_6b with sizes up to 128 (tests/data/h200_vllm_worker.json)."""
+    asked = ["engine.cudagraph_mode=full_decode_only", "engine.max_cudagraph_capture_size=128"]
+    holding = kvexp.run(["model=qwen3_0_6b", "gpu=h200", *asked]).holding
+
+    (part,) = [part for part in holding.parts if part.name == "graphs"]
+    assert part.size_bytes == pytest.approx(132120576, rel=0.11)
+    assert part.low_bytes <= 132120576 <= part.high_bytes
+
+
 def test_a_compiled_model_without_graphs_keeps_its_activation():
     graphed = kvexp.run([*LLAMA, *V1]).profile
     without = kvexp.run([*LLAMA, *V1, "engine.cudagraph_mode=none"]).profile
