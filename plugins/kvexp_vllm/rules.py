@@ -141,7 +141,10 @@ _V0_7_2 = replace(_V0_7, first=(0, 7, 2), keeps_images=("Pixtral",), mrope_rows=
 _V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(_V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1)
-V0_COLUMNS = (*(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5, _V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9),)
+V0_COLUMNS = (
+    *(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5),
+    *(_V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9),
+)
 
 _V2_DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 _V2_EXPERTS = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
