@@ -200,3 +200,12 @@ def test_positions_in_time_have_a_table_four_times_as_long_from_0_7_2(asked, pri
     assert kvexp.run(asked.split()).profile.weights_bytes == pytest.approx(
         printed * GIB, abs=PRINTED
     )
+
+
+@pytest.mark.parametrize(("video", "logged", "error"), [(999, 5.26, 0.06), (0, 25.05, 0.005)])
+def test_a_long_video_takes_most_of_a_card_in_0_11(video, logged, error):
+    """Qwen2.5-VL-3B on an A100 of 40 GB, as vLLM's pull request 25631 prints it."""
+    asked = "model=qwen25_vl_3b gpu=a100_40gb engine.version=0.11.0"
+    result = kvexp.run([*asked.split(), f"mm.limits={{image:999,video:{video}}}"])
+
+    assert result.budget.available_bytes == pytest.approx(logged * GIB, rel=error)

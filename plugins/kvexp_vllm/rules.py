@@ -36,7 +36,8 @@ class VersionRules:
     length has room for beside images.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `turns_queries_in_dtype`: an encoder turns queries and keys together, in the compute dtype, else
-    `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned.
+    `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned (in 0.11 of
+    queries and keys together, with the tensor that they are joined in).
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
@@ -182,9 +183,12 @@ _0_9_1 = replace(
 _0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False, graphs_by_requests=True)
 _0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True)
 _0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
-_0_11 = replace(_0_10_2, first=(0, 11), video_images=7, graph_mode="full_and_piecewise")
+_0_11 = replace(
+    _0_10_2, first=(0, 11), video_images=7, rotary_copies=5, graph_mode="full_and_piecewise"
+)
+_0_11_1 = replace(_0_11, first=(0, 11, 1), rotary_copies=3)
 _0_12 = replace(
-    _0_11,
+    _0_11_1,
     first=(0, 12),
     turns_queries_in_dtype=True,
     lora_extra_vocab=0,
@@ -229,7 +233,21 @@ _0_28 = replace(
 _0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
 _0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
 V1_COLUMNS = (
-    *(_V1, _0_8_4, _0_8_5, _0_9, _0_9_1, _0_10, _0_10_1, _0_10_2, _0_11, _0_12, _0_13, _0_14),
+    *(
+        _V1,
+        _0_8_4,
+        _0_8_5,
+        _0_9,
+        _0_9_1,
+        _0_10,
+        _0_10_1,
+        _0_10_2,
+        _0_11,
+        _0_11_1,
+        _0_12,
+        _0_13,
+        _0_14,
+    ),
     *(_0_15, _0_17, _0_20, _0_21, _0_22, _0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
 )
 LAST_PATCH = 999
