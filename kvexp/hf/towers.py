@@ -20,6 +20,10 @@ DEFAULTS = {
     "pixtral": (1024, 24, 4096, 16),
     "qwen2_5_vl": (1280, 32, 3420, 14),
     "qwen2_vl": (1280, 32, 5120, 14),
+    "qwen3_vl": (1152, 27, 4304, 16),
+    "qwen3_vl_moe": (1152, 27, 4304, 16),
+    "qwen3_5": (1152, 27, 4304, 16),
+    "qwen3_5_moe": (1152, 27, 4304, 16),
 }
 """Width, layers, MLP width and patch where a published config leaves them out."""
 
@@ -64,9 +68,12 @@ _OWN = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "mistra
 
 
 def encoder_section(place: Section, keys: tuple[str, ...]) -> Section | None:
-    """The section of an encoder; the side of a square is one number, where a config has two."""
+    """The section of an encoder; the side of a square is one number, where a config has two.
+
+    None where there is none, or nothing in it.
+    """
     tower = place.inner(*keys)
-    if tower is None:
+    if tower is None or not tower.values:
         return None
     values = {
         name: _side(value) if name in SIDES else value for name, value in tower.values.items()
@@ -86,12 +93,15 @@ def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     for place in _places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = encoder_section(place, keys)
-            if tower is None or not tower.values:
+            if tower is None:
                 continue
             count = _encoder(tower, config, hidden)
             vision, audio = (
                 (vision + count, audio) if keys is VISION_KEYS else (vision, audio + count)
             )
+    around = config.around()
+    if not vision and around.text("model_type") in CLASSES:
+        around.assume(f"{VISION_KEYS[0]} is not given: no encoder of images is counted")
     return vision + audio, audio
 
 
@@ -125,7 +135,9 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
     kind = tower.text("model_type") or config.around().text("model_type") or ""
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
-    layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers") or defaults[1]
+    layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
+    if layers is None and defaults[1] is not None:
+        layers = tower.assumed("num_hidden_layers", "depth", default=defaults[1], why=_WHY)
     if width is None or layers is None:
         tower.assume(
             f"{tower.path} lacks hidden_size or num_hidden_layers (embed_dim, depth): its weights"

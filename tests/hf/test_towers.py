@@ -145,3 +145,31 @@ def test_another_encoder_under_a_known_model_is_an_estimate():
     decoder_facts(config, "text_config", notes, {})
 
     assert any("by the rule of a plain encoder" in note for note in notes)
+
+
+@pytest.mark.parametrize("vision", [None, {}])
+def test_a_model_of_images_without_its_encoder_is_noted(vision):
+    notes: list[str] = []
+    config = {"model_type": "qwen2_5_vl", "text_config": {"model_type": "qwen2", **TEXT}}
+    config |= {} if vision is None else {"vision_config": vision}
+
+    facts = decoder_facts(config, "text_config", notes, {})
+
+    assert (facts["tower_parameters"], facts["encoder"]) == (0, None)
+    assert "vision_config is not given: no encoder of images is counted" in notes
+
+
+def test_what_an_encoder_lacks_is_its_classs_and_noted():
+    notes: list[str] = []
+    config = {
+        "model_type": "qwen3_vl",
+        "text_config": {"model_type": "llama", **TEXT},
+        "vision_config": {"out_hidden_size": 2048, "deepstack_visual_indexes": [8, 16, 24]},
+    }
+
+    facts = decoder_facts(config, "text_config", notes, {})
+
+    assert facts["tower_parameters"] == 538_631_408
+    assert facts["encoder"].hidden_size == 1152
+    for name in ("num_hidden_layers", "embed_dim", "intermediate_size", "patch_size"):
+        assert any(name in note for note in notes)
