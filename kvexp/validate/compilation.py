@@ -36,9 +36,9 @@ def translated(flags: Flags, release: tuple[int, ...]) -> Iterator[Flag]:
 
 
 def _optimised(flags: Flags, release: tuple[int, ...]) -> Iterator[Flag]:
-    """`-O0` and its like: by release a level of optimisation, or one of compilation."""
+    """`-O0` and its like, of several the last: a level of optimisation, or one of compilation."""
     numbered = [f"optimization_level_{level}" for level in range(4)]
-    for flag in flags.take("optimization_level", *numbered):
+    for flag in flags.take("optimization_level", *numbered)[-1:]:
         level = int(flag.name[-1]) if flag.name in numbered else _number(flag.value)
         level = level if level in range(4) else None
         if release < LEVELS_SINCE or not level:

@@ -43,14 +43,10 @@ _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
-    """Something that flags ask for: the run with it, and the flags' own words.
-
-    `is_certain`: where it is refused, the run is without it anyway.
-    """
+    """Something that flags ask for: the run with it, and the flags' own words."""
 
     words: str
     apply: Callable[[Run], Run]
-    is_certain: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,8 +75,6 @@ def with_features(run: Run, engine: str, found: Asked) -> tuple[Run, list[str]]:
             changed = feature.apply(run)
             changed.engine.decide(changed, engine)
         except InvalidValue as error:
-            if feature.is_certain:
-                continue
             notes.append(f"other_flags: no rule for {feature.words!r}: {error}")
         else:
             run = changed
@@ -212,11 +206,11 @@ def _limits(flags: Flags, found: Asked) -> None:
         limits = dict(_limits_of(each))
         if not limits:
             found.notes += without_rule([each])
+        elif _sizes_items(each.value):
+            found.notes.append(f"other_flags: no rule for the size of items in {each.words!r}")
         for name, limit in limits.items():
             words = each.words if len(limits) == 1 else f"{each.words} ({name})"
-            found.features.append(
-                Feature(words=words, apply=_limited(name, limit), is_certain=limit == 0)
-            )
+            found.features.append(Feature(words=words, apply=_limited(name, limit)))
 
 
 def _limits_of(flag: Flag) -> Iterator[tuple[str, int]]:
@@ -231,6 +225,12 @@ def _limits_of(flag: Flag) -> Iterator[tuple[str, int]]:
         count = limit.get("count") if isinstance(limit, dict) else limit
         if name in _MODALITIES and count is not None and str(count).isdecimal():
             yield name, int(count)
+
+
+def _sizes_items(value: Any) -> bool:
+    """Whether a mapping of limits says how large an item is, beside its `count`."""
+    limits = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(limit, dict) and set(limit) - {"count"} for limit in limits)
 
 
 def _limited(name: str, limit: int) -> Callable[[Run], Run]:

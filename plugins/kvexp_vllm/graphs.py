@@ -55,10 +55,10 @@ def check(asked: Asked, version: str) -> None:
     Raises:
         InvalidValue: one of them is not allowed.
     """
-    if any(size < 1 for size in asked.sizes or ()):
+    given: Sequence[object] = asked.sizes or ()
+    if any(not isinstance(size, int) or size < 1 for size in given):
         raise InvalidValue(
-            "engine.cudagraph_capture_sizes must be batch sizes from 1 on,"
-            f" got {list(asked.sizes or ())}"
+            f"engine.cudagraph_capture_sizes must be batch sizes from 1 on, got {list(given)}"
         )
     if asked.largest is not None and asked.largest < 1:
         raise InvalidValue(

@@ -5,6 +5,7 @@ reached, so that the last one may go beyond it. V0 brings all of a layer's own b
 runs (`functional_call`); V1 maps them, and its forward copies nothing (UVA).
 """
 
+import math
 from dataclasses import dataclass, field
 
 from kvexp.contract import GIB, Deployment, InvalidValue, Quantization, Tensor
@@ -45,8 +46,8 @@ def check(size_gib: float, version: str, rules: VersionRules, *, lora: bool) -> 
         InvalidValue: it is negative, or the release refuses it.
     """
     key, release = "engine.cpu_offload_gb", patch_release_of(version)
-    if size_gib < 0:
-        raise InvalidValue(f"{key} must be at least 0, got {size_gib:g}")
+    if not 0 <= size_gib < math.inf:
+        raise InvalidValue(f"{key} must be at least 0 and finite, got {size_gib:g}")
     if not size_gib:
         return
     if release < SINCE:

@@ -188,8 +188,37 @@ def test_limits_are_those_of_modalities_that_the_model_has():
     flags = '--limit-mm-per-prompt \'{"image": 2, "video": 0, "audio": 0}\''
     run = request_with(flags, model="google/gemma-3-4b-it").run
 
-    assert run.mm.limits.given == {"image": 2}
+    assert run.mm.limits.given == {"image": 2, "video": 0, "audio": 0}
     assert notes_of(flags, model="google/gemma-3-4b-it") == []
+
+
+def test_sizes_of_items_are_named_and_their_limits_are_counted():
+    flags = '--limit-mm-per-prompt \'{"image": {"count": 1, "width": 224, "height": 224}}\''
+    (note,) = notes_of(flags, model="google/gemma-3-4b-it")
+
+    assert "no rule for the size of items" in note
+    assert request_with(flags, model="google/gemma-3-4b-it").run.mm.limits.given == {"image": 1}
+
+
+@pytest.mark.parametrize(("flags", "level"), [("-O0 -O3", None), ("-O3 -O0", 0)])
+def test_of_several_levels_the_last_counts(flags, level):
+    run = request_with(flags, engine_version="0.12.0").run
+
+    assert run.engine.compilation_mode == level
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "cpu_offload_gb=nan",
+        "--cpu-offload-gb 1e400",
+        "--compilation-config '{\"cudagraph_capture_sizes\": [[1, 2]]}'",
+    ],
+)
+def test_a_value_that_is_none_leaves_the_case_answered(flags):
+    (note,) = notes_of(flags)
+
+    assert note.startswith("other_flags: no rule for")
 
 
 def test_without_images_no_tower_is_built():
