@@ -209,3 +209,21 @@ def test_a_long_video_takes_most_of_a_card_in_0_11(video, logged, error):
     result = kvexp.run([*asked.split(), f"mm.limits={{image:999,video:{video}}}"])
 
     assert result.budget.available_bytes == pytest.approx(logged * GIB, rel=error)
+
+
+def test_a_prompt_of_whisper_has_one_audio_whatever_is_asked():
+    asked = "gpu=h200 model=whisper_large_v3 engine.version=0.8.5-v0"
+    one, many = (
+        kvexp.run([*asked.split(), *more]).profile.activation_bytes
+        for more in ([], ["mm.limits={audio:16}"])
+    )
+
+    assert many == one
+
+
+def test_a_limit_of_none_is_no_matter_what_a_model_takes():
+    asked = "gpu=h200 model=gemma3_4b_vision"
+
+    assert kvexp.run([*asked.split(), "mm.limits={image:1,video:0}"]).ok
+    refused = kvexp.run([*asked.split(), "mm.limits={image:1,video:1}"])
+    assert refused.reason == "mm.limits.video: gemma3_4b_vision takes image"

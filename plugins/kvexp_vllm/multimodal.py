@@ -49,13 +49,15 @@ def limits(knobs: Knobs, rules: VersionRules) -> Mapping[str, int]:
     model, asked = knobs.model, knobs.mm.limits.given
     known = modalities(model)
     for name in asked:
-        if name not in known:
+        if name not in known and asked[name]:
             takes = ", ".join(known) or "text alone"
             raise InvalidValue(f"mm.limits.{name}: {model.name} takes {takes}")
     if model.cross_attention and asked.get("audio") == 0:
         raise InvalidValue(
             f"mm.limits.audio must be at least 1 for {model.name}, whose decoder reads its encoder"
         )
+    if model.cross_attention:  # a prompt has one audio, whatever is asked
+        return dict.fromkeys(known, 1)
     return {name: asked.get(name, rules.mm_limit) for name in known}
 
 
