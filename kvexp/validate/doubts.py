@@ -20,6 +20,7 @@ UTIL = (0.8, 0.95)
 """What users choose instead of the default, in nine of ten logs that state it on whole cards."""
 
 NO_VIDEOS = "--limit-mm-per-prompt video=0"
+NO_IMAGES = "--limit-mm-per-prompt image=0,video=0"
 MORE_IMAGES = "--limit-mm-per-prompt image=4"
 
 TOTAL_ERROR = 0.015
@@ -69,9 +70,9 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
 
 
 def _limits(version: str | None) -> tuple[str, ...]:
-    """Limits of modalities that users give: no videos, and more images where V0 takes one."""
+    """Limits of modalities that users give: no videos, no images, or more where V0 takes one."""
     more = (MORE_IMAGES,) if versions.is_v0(version or "") else ()
-    return (NO_VIDEOS, *more)
+    return (NO_VIDEOS, NO_IMAGES, *more)
 
 
 def _best(values: Mapping[str, Interval | None], name: str) -> float:
