@@ -1,11 +1,14 @@
 """Hydra's and OmegaConf's errors as one line with the nearest right spelling."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from enum import Enum
+from typing import Any, get_origin, get_type_hints
 
+import omegaconf
 from hydra.errors import (
     HydraException,
     MissingConfigException,
@@ -43,7 +46,15 @@ _HYDRAS_OWN = (
 )
 _GROUPS = ("model", "gpu", "engine", "profiler", "tracking", "experiment", "sweep")
 
-_KINDS = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+_KINDS = {
+    "Float": "a number",
+    "Integer": "a whole number",
+    "float": "a number",
+    "int": "a whole number",
+    "bool": "true or false",
+    "str": "a text",
+}
+"""Types in words, by the names that OmegaConf and Python have for them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,13 +206,43 @@ def _wrong_value(cause: ValidationError) -> str:
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
     if match := re.search(r"Value '(.*)'(?: of type '.*')? is not a valid (\w+)", text):
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
+    if "is not Optional" in text:
+        return f"{key} must be {_not_null(cause)}, got null"
+    if match := re.search(r"NoneType is not a subclass of (\w+)", text):
+        return f"{key} must be {_KINDS.get(match[1], match[1])}, got null"
     if match := re.search(r"Invalid type assigned: (?:str|int|float|bool) .*value: (.*)", text):
         return f"{key} takes {{name:value,...}}, in quotes for the shell, got {match[1]!r}"
     if "is not a ListConfig" in text:
         return f"{key} must be a list in brackets, like {key}=[1,2], got a single value"
-    if "field is not Optional" in text:
-        return f"{key} must have a value, got null"
     return f"{key}: {text}"
+
+
+def _not_null(cause: ValidationError) -> str:
+    """What a key takes that does not take null, and its default."""
+    parent: Any = cause.object_type
+    if not (isinstance(parent, type) and is_dataclass(parent)):
+        return "given"
+    default = next(item.default for item in fields(parent) if item.name == cause.key)
+    kind = _described(get_type_hints(parent)[str(cause.key)])
+    if default in (dataclasses.MISSING, omegaconf.MISSING):
+        return kind
+    return f"{kind} (by default {_typed(default)})"
+
+
+def _described(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) is list:
+        return "a list in brackets"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of {', '.join(kind.__members__)}"
+    return _KINDS.get(getattr(kind, "__name__", ""), "{name:value,...}")
+
+
+def _typed(value: Any) -> str:
+    """A default as it is written on the line."""
+    if isinstance(value, Enum):
+        return value.name
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unreadable(error: BaseException) -> str:
