@@ -140,6 +140,8 @@ def test_where_the_path_lies_is_not_part_of_a_point(tmp_path):
         (tmp_path / name).mkdir()
         written(tmp_path / name, EAGLE3_8B)
         draft = run(f"speculative.model={tmp_path / name}", "speculative.num_tokens=3")
+        flags = draft.effective.pop("flags")  # where vLLM finds the draft
+        assert f'"model": "{tmp_path / name}"' in flags
         assert str(tmp_path) not in str(draft.effective)
 
 

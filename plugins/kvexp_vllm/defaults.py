@@ -23,7 +23,7 @@ LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
 LARGE_CARD_SEQS = 1024
 GB10_CAPABILITY = "12.1"
 BALANCED, INTERACTIVITY, THROUGHPUT = "balanced", "interactivity", "throughput"
-PERFORMANCE_MODES, PERFORMANCE_SINCE = (BALANCED, INTERACTIVITY, THROUGHPUT), (0, 17, 0)
+PERFORMANCE_MODES = (BALANCED, INTERACTIVITY, THROUGHPUT)
 V0_TOKENS = 2048
 V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
@@ -124,17 +124,15 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     return 32 if capability.startswith("10.") else 16
 
 
-def check_performance(mode: str, version: str) -> None:
-    """`performance_mode`, which 0.17 brought.
+def check_performance(mode: str) -> None:
+    """What the engine is tuned for.
 
     Raises:
-        InvalidValue: it is none, or older releases do not have it.
+        InvalidValue: it is no mode.
     """
-    key = "engine.performance_mode"
     if mode not in PERFORMANCE_MODES:
-        raise InvalidValue(f"{key} must be one of {', '.join(PERFORMANCE_MODES)}, got {mode!r}")
-    if mode != BALANCED and patch_release_of(version) < PERFORMANCE_SINCE:
-        raise InvalidValue(f"{key}={mode} needs vLLM 0.17 or newer, got engine.version={version}")
+        allowed = ", ".join(PERFORMANCE_MODES)
+        raise InvalidValue(f"engine.performance_mode must be one of {allowed}, got {mode!r}")
 
 
 def check_block_size(knobs: Knobs) -> None:

@@ -91,6 +91,11 @@ class Vllm(Engine):
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
 
+    def __post_init__(self) -> None:
+        for name in ("cudagraph_mode", "mm_encoder_tp_mode", "performance_mode"):
+            value = getattr(self, name)
+            setattr(self, name, value if value is None else value.lower())
+
     @property
     def rules(self) -> VersionRules:
         """The facts of the version's column."""
@@ -138,8 +143,10 @@ class Vllm(Engine):
             )
         self._cache_memory_bytes()
         offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
-        graphs.check(self._graphs, self.version)
-        defaults.check_performance(self.performance_mode, self.version)
+        graphs.check(self._graphs)
+        defaults.check_performance(self.performance_mode)
+        unasked = {item.name: item.default for item in fields(self)}
+        flags.check(knobs, drafts, self._options, unasked)
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = terms.weight_format(knobs)
         kv_dtype = defaults.kv_dtype(knobs, dtype)
@@ -191,18 +198,15 @@ class Vllm(Engine):
                 *self._replica_notes(knobs),
             ),
         )
-        note = offload.note(
+        offloaded = offload.note(
             deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
         )
-        notes = (*deployment.notes, *((note,) if note else ()))
+        notes = (*deployment.notes, *filter(None, (offloaded, flags.note(deployment))))
         return replace(deployment, flags=self.flags(deployment), notes=notes)
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
-        options = {item.name: getattr(self, item.name) for item in fields(self)}
-        return flags.command(
-            deployment, {**options, "kv_cache_memory_bytes": self._cache_memory_bytes()}
-        )
+        return flags.command(deployment, self._options)
 
     def ranks(self, deployment: Deployment) -> tuple[RankShape, ...]:
         """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
@@ -436,10 +440,15 @@ class Vllm(Engine):
         return graphs.Asked(
             sizes=self.cudagraph_capture_sizes,
             largest=self.max_cudagraph_capture_size,
-            mode=None if self.cudagraph_mode is None else self.cudagraph_mode.lower(),
+            mode=self.cudagraph_mode,
             compilation_mode=self.compilation_mode,
             every_small=self.performance_mode == defaults.INTERACTIVITY,
         )
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        options = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**options, "kv_cache_memory_bytes": self._cache_memory_bytes() or None}
 
     def _requested_bytes(self, deployment: Deployment) -> int:
         product = deployment.total_bytes * deployment.util

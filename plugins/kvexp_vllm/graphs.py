@@ -19,7 +19,8 @@ COMPILES = 3
 
 LARGEST, SMALL = 512, 32
 GPT_OSS_LARGEST, GPT_OSS_SINCE = 1024, (0, 10, 1)
-MODES_SINCE = (0, 10, 1)
+LARGEST_SINCE = (0, 11, 1)
+"""`max_cudagraph_capture_size`, before it one size of `cuda_graph_sizes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class Captured:
     relative: float
 
 
-def check(asked: Asked, version: str) -> None:
+def check(asked: Asked) -> None:
     """The options by themselves.
 
     Raises:
@@ -71,11 +72,6 @@ def check(asked: Asked, version: str) -> None:
     if asked.compilation_mode not in (None, *range(COMPILES + 1)):
         raise InvalidValue(
             f"engine.compilation_mode must be 0 to {COMPILES}, got {asked.compilation_mode}"
-        )
-    if asked.mode not in (None, NONE, PIECEWISE, FULL) and patch_release_of(version) < MODES_SINCE:
-        raise InvalidValue(
-            f"engine.cudagraph_mode={asked.mode} needs vLLM 0.10.1 or newer, got"
-            f" engine.version={version}"
         )
 
 
