@@ -164,6 +164,38 @@ def test_limits_are_json_from_0_8_5(version, written):
     assert flags.endswith(f" --limit-mm-per-prompt {written}")
 
 
+SIZES = ("engine.cudagraph_capture_sizes=[16,32]", "max_num_seqs=8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "allowed"),
+    [
+        (["engine.max_cudagraph_capture_size=8"], "null or 32"),
+        (["engine.max_cudagraph_capture_size=32", "max_num_batched_tokens=20"], "null or 16"),
+        (["engine.max_cudagraph_capture_size=8", "max_num_batched_tokens=8"], "null"),
+    ],
+)
+def test_a_maximum_beside_a_list_is_the_lists_own(overrides, allowed):
+    """`customized max_cudagraph_capture_size should be consistent` (0.11.1 to 0.26)."""
+    result = kvexp.run([*LLAMA, *SIZES, *overrides])
+
+    assert result.status is Status.invalid
+    assert result.reason.startswith(f"engine.max_cudagraph_capture_size must be {allowed}, by the")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["engine.max_cudagraph_capture_size=32"],
+        ["engine.max_cudagraph_capture_size=8", "enforce_eager=true"],
+        ["engine.max_cudagraph_capture_size=8", "engine.cudagraph_mode=none"],
+        ["engine.max_cudagraph_capture_size=8", "engine.version=0.11.0"],
+    ],
+)
+def test_it_is_not_looked_at_otherwise(overrides):
+    assert kvexp.run([*LLAMA, *SIZES, *overrides]).status is Status.ok
+
+
 def config(folder):
     folder.mkdir()
     facts = {

@@ -160,6 +160,8 @@ class Vllm(Engine):
             times=2 if self.performance_mode == defaults.THROUGHPUT else 1,
         )
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
+        if not knobs.enforce_eager:
+            graphs.check_largest(self._graphs, rules, self.version, tokens)
         gpu = knobs.gpu
         free = gpu.free_bytes
         if free is None:

@@ -75,6 +75,24 @@ def check(asked: Asked) -> None:
         )
 
 
+def check_largest(asked: Asked, rules: VersionRules, version: str, tokens: int) -> None:
+    """A list and a maximum that are both given agree (`_set_cudagraph_sizes`).
+
+    Raises:
+        InvalidValue: the maximum is not the list's largest size that a step of `tokens` holds.
+    """
+    if asked.sizes is None or asked.largest is None or mode(asked, rules) == NONE:
+        return
+    largest = max((size for size in asked.sizes if size <= tokens), default=None)
+    if patch_release_of(version) >= LARGEST_SINCE and asked.largest != largest:
+        allowed = "null" if largest is None else f"null or {largest}"
+        raise InvalidValue(
+            f"engine.max_cudagraph_capture_size must be {allowed}, by the sizes of"
+            f" engine.cudagraph_capture_sizes up to max_num_batched_tokens ({tokens}), got"
+            f" {asked.largest}"
+        )
+
+
 def compiles(asked: Asked, rules: VersionRules) -> bool:
     """Whether torch.compile runs, where the model is not eager."""
     return not rules.heeds_compilation or asked.compilation_mode in (None, COMPILES)
