@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from kvexp.request import STATE_LAYERS
 from kvexp.results import Status
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -23,15 +21,10 @@ HYBRID = ("jamba15_mini", "nemotron_h_8b", "granite4_h_1b", "qwen3_next_80b_a3b"
 
 
 def models():
-    """The first model of each type that keeps states, the others only when there is time."""
-    seen = set()
+    """Five hybrids at once, all others when there is time."""
     for path in sorted(CONF.glob("*.yaml")):
-        facts = OmegaConf.load(path)
-        kind = facts.model_type
-        has_states = set(STATE_LAYERS) & set(facts.get("layer_types") or ())
-        is_quick = has_states and kind not in seen
-        yield pytest.param(path.stem, marks=[] if is_quick else [pytest.mark.slow])
-        seen.add(kind)
+        marks = [] if path.stem in HYBRID else [pytest.mark.slow]
+        yield pytest.param(path.stem, marks=marks)
 
 
 def check(result):

@@ -40,7 +40,7 @@ RARE = [HealthCheck.filter_too_much]
 
 
 @given(models(), LENGTHS, BYTES, st.integers(0, 10**9), NEWER)
-@settings(max_examples=150, deadline=None, suppress_health_check=RARE)
+@settings(max_examples=75, deadline=None, suppress_health_check=RARE)
 def test_more_bytes_never_give_fewer_blocks(layers, length, available, more, version):
     rules = rules_for(version)
     less = plan(layers, available, length, rules=rules)
