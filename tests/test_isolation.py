@@ -232,6 +232,7 @@ def test_ranks_are_processes_of_their_own_below_the_measuring_one(fake):
     assert {pid for pid, what in log if what == "close"} == set(by_rank.values())
 
 
+@pytest.mark.slow
 def test_graphs_that_fit_end_well(fake):
     _, log, (result,) = fake("profiler.graphs_fit=true")
 
@@ -239,6 +240,7 @@ def test_graphs_that_fit_end_well(fake):
     assert [what.split()[0] for _, what in log][2:5] == ["allocate", "verify", "capture"]
 
 
+@pytest.mark.slow
 def test_an_error_after_the_plan_keeps_the_counts(fake):
     done, _, (result,) = fake("profiler.fails_at_verify=true")
 
@@ -260,6 +262,7 @@ def test_a_point_whose_neighbours_moved_is_measured_again_in_a_new_process(fake)
     assert result["notes"][-1] == "measured twice: the first time was contaminated"
 
 
+@pytest.mark.slow
 def test_a_neighbour_that_keeps_moving_is_measured_twice_and_no_more(fake):
     _, log, (result,) = fake("profiler.neighbour_moves=9")
 
@@ -276,6 +279,7 @@ def test_what_a_process_left_is_in_the_result_of_its_last_point(fake):
     assert ending["residual_bytes"] is None or abs(ending["residual_bytes"]) <= 2 << 20
 
 
+@pytest.mark.slow
 def test_the_files_of_a_measurement_lie_beside_its_result(fake, tmp_path):
     _, _, (result,) = fake("profiler.keeps_file=true", "profiler.shares=false")
 

@@ -55,9 +55,15 @@ WEIGHTS = [
     *(name for name in NEAR if name != "gpt_oss_20b_tp2_8192"),  # 0.1 % is not explained
     *(name for name in POINTS if name.startswith(("lora", "ngram", "eagle_", "draft_model"))),
 ]
+OFTEN = {*TO_THE_BYTE, *NEAR, *SAMPLED}
 VERIFIED = [name for name in POINTS if POINTS[name]["verified"]]
 EAGLE3_HEAD = {1: 32000 * 4096 * 2, 2: 126 << 20}
 """By ranks; half a head is 125 MiB, in a segment of 126 whose rest is too small to be split off."""
+
+
+def often(names):
+    """Points of which those that many tests replay are tested every time."""
+    return [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in names]
 
 
 class Recorded:
@@ -108,7 +114,7 @@ def both(name):
     return zip(replayed(name).readings["rules_by_rank"], POINTS[name]["ranks"], strict=True)
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", often(POINTS))
 def test_the_planner_by_the_rules_makes_the_same_of_the_same_bytes(name):
     result = replayed(name)
 
@@ -118,7 +124,7 @@ def test_the_planner_by_the_rules_makes_the_same_of_the_same_bytes(name):
     assert not any("the planner by its rules" in note for note in result.notes)
 
 
-@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("name", often(POINTS))
 def test_the_parts_of_every_rank_sum_to_what_vllm_requested(name):
     for rank, found in zip(replayed(name).ranks, POINTS[name]["ranks"], strict=True):
         assert rank.budget.requested_bytes == found["requested_bytes"]
@@ -127,7 +133,7 @@ def test_the_parts_of_every_rank_sum_to_what_vllm_requested(name):
         assert rank.profile.cudagraph_bytes == found["cudagraph_estimate_bytes"]
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", often(WEIGHTS))
 def test_weights_by_the_rules_are_vllms_to_the_byte(name):
     for ruled, found in both(name):
         assert ruled["weights"] == found["weights_bytes"]
@@ -180,7 +186,7 @@ def test_a_recorded_start_is_that_of_the_reference_case(name):
             assert found[f"{figure}_bytes"] == expected[f"{figure}_bytes"]
 
 
-@pytest.mark.parametrize("name", VERIFIED)
+@pytest.mark.parametrize("name", often(VERIFIED))
 def test_a_verified_cache_holds_the_planned_blocks(name):
     planned = POINTS[name]["planned"]
 
@@ -194,7 +200,7 @@ def used(found, moment):
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in VERIFIED if name != "gpt_oss_20b_graphs_8192"],  # 0.9 GiB more, unexplained
+    often(n for n in VERIFIED if n != "gpt_oss_20b_graphs_8192"),  # 0.9 GiB more, unexplained
 )
 def test_the_card_holds_what_is_foreseen_when_the_engine_is_ready(name):
     holding, (found, *_) = replayed(name).holding, POINTS[name]["ranks"]
@@ -203,7 +209,7 @@ def test_the_card_holds_what_is_foreseen_when_the_engine_is_ready(name):
     assert holding.held_at_start_bytes == pytest.approx(seen, abs=0.3 * GIB)
 
 
-@pytest.mark.parametrize("name", [name for name in VERIFIED if "graphs" not in name])
+@pytest.mark.parametrize("name", often(name for name in VERIFIED if "graphs" not in name))
 def test_after_a_full_forward_the_card_holds_at_most_the_activation_more(name):
     """What is foreseen is needed; the driver also shows what torch caches and could give back."""
     holding, (found, *_) = replayed(name).holding, POINTS[name]["ranks"]

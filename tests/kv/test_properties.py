@@ -52,7 +52,7 @@ def test_more_bytes_never_give_fewer_blocks(layers, length, available, more, ver
 
 
 @given(models(), LENGTHS, BYTES, st.one_of(VERSIONS, NEWER))
-@settings(max_examples=200, deadline=None, suppress_health_check=RARE)
+@settings(max_examples=100, deadline=None, suppress_health_check=RARE)
 def test_blocks_never_take_more_than_there_is(layers, length, available, version):
     made = plan(layers, available, length, rules=rules_for(version))
     if isinstance(made, Plan):
@@ -82,7 +82,7 @@ def test_the_smallest_worker_decides(layers, length, amounts, version):
 
 
 @given(models(), st.integers(1000, 200_000), st.integers(10**6, 10**9), NEWER)
-@settings(max_examples=150, deadline=None, suppress_health_check=RARE)
+@settings(max_examples=75, deadline=None, suppress_health_check=RARE)
 def test_the_estimated_length_fits_and_one_token_more_does_not(layers, length, available, version):
     rules = rules_for(version)
     refused = plan(layers, available, length, rules=rules)

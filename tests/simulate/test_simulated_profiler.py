@@ -67,6 +67,7 @@ def test_the_four_wrong_warm_ups_reserve_too_little_or_too_much(run):
     assert "not reset" in loading.profile.activation.reason
 
 
+@pytest.mark.slow
 def test_each_wrong_warm_up_says_what_comes_of_it(run):
     right = run().profile.activation_bytes
     for name in ("none", "decode", "short_prompt"):
@@ -97,6 +98,7 @@ def test_full_load_takes_the_same_beside_the_cache_however_wrong_the_warm_up_was
     assert loading.holding.largest_safe_util > right.holding.largest_safe_util
 
 
+@pytest.mark.slow
 def test_without_a_peak_of_loading_a_missing_reset_does_no_harm(run):
     untied = ("profiler.seq_len=8192", "model.tie_word_embeddings=false")
     right, wrong = run(*untied), run(*untied, "profiler.warmup=no_reset")
@@ -287,6 +289,7 @@ def test_a_config_json_of_any_architecture_is_traced(run, tmp_path):
     assert result.profile.activation.provenance is Provenance.simulated
 
 
+@pytest.mark.slow
 def test_a_models_own_config_json_gives_what_its_facts_give(run, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     for path in (tmp_path, tmp_path / "config.json"):
