@@ -14,16 +14,16 @@ AUDIO_KEYS = ("audio_config", "speech_config", "encoder_config")
 GATED = ("qwen2_5_vl", "pixtral", "mistral3", "qwen2_5_omni_vision_encoder")
 """Vision encoders whose MLP has a gate."""
 
+_QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+"""Types with one vision encoder."""
+
 DEFAULTS = {
     "siglip_vision_model": (1152, 27, 4304, 14),
     "clip_vision_model": (1024, 24, 4096, 14),
     "pixtral": (1024, 24, 4096, 16),
     "qwen2_5_vl": (1280, 32, 3420, 14),
     "qwen2_vl": (1280, 32, 5120, 14),
-    "qwen3_vl": (1152, 27, 4304, 16),
-    "qwen3_vl_moe": (1152, 27, 4304, 16),
-    "qwen3_5": (1152, 27, 4304, 16),
-    "qwen3_5_moe": (1152, 27, 4304, 16),
+    **dict.fromkeys(_QWEN3, (1152, 27, 4304, 16)),
 }
 """Width, layers, MLP width and patch where a published config leaves them out."""
 
@@ -52,10 +52,9 @@ class _Class:
 CLASSES = {
     "qwen2_vl": _Class(projector="merger", frames=2),
     "qwen2_5_vl": _Class(projector="merger", frames=2, rms=True),
-    "qwen3_vl": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
-    "qwen3_vl_moe": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
-    "qwen3_5": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
-    "qwen3_5_moe": _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
+    **dict.fromkeys(
+        _QWEN3, _Class(projector="merger", frames=2, patch_bias=True, positions="stated")
+    ),
     "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),

@@ -30,6 +30,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "speculative.method=ngram_gpu": (0, 18, 0),
     "engine.v2_model_runner": (0, 12, 0),
     "engine.async_scheduling": (0, 10, 0),
+    "engine.cpu_offload_gb": (0, 5, 3),
     "engine.enable_expert_parallel": (0, 8, 0),
     "engine.decode_context_parallel_size": (0, 10, 2),
     "engine.disable_hybrid_kv_cache_manager": (0, 9, 1),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvexp.contract import GIB, Deployment, InvalidValue, Quantization, Tensor
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
-SINCE, V1_SINCE = (0, 5, 3), (0, 8, 3)
+V1_SINCE = (0, 8, 3)
 REPACKED = (Quantization.w4a16, Quantization.awq, Quantization.gptq, Quantization.mxfp4)
 """Formats whose matrices are made anew after loading."""
 
@@ -50,8 +50,6 @@ def check(size_gib: float, version: str, rules: VersionRules, *, lora: bool) -> 
         raise InvalidValue(f"{key} must be at least 0 and finite, got {size_gib:g}")
     if not size_gib:
         return
-    if release < SINCE:
-        raise InvalidValue(f"{key} needs vLLM 0.5.3 or newer, got engine.version={version}")
     if not rules.is_v0 and release < V1_SINCE:
         raise InvalidValue(
             f"{key} made vLLM {version} run its V0 engine: use engine.version={version}-v0"
