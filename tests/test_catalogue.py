@@ -356,3 +356,38 @@ def test_h200_total_is_exact():
 @pytest.mark.parametrize("name", ["a100_80gb", "a100_40gb"])
 def test_a100_carries_the_name_that_engines_look_for(name):
     assert "a100" in gpu(name).name.lower()
+
+
+IMAGES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Gemma3For", "Mistral3", "Mllama")
+"""Classes whose images a config.json says, by the rules of `kvexp.hf.images`."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [path.stem for path in MODEL_FILES if given(path)["architecture"].startswith(IMAGES)],
+)
+def test_a_model_whose_images_are_known_has_its_encoder(name):
+    entry = model(name)
+
+    assert (entry.encoder is None) == (entry.tower_parameters == 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        path.stem
+        for path in MODEL_FILES
+        if given(path)["architecture"].startswith(("Qwen3VL", "Qwen3_5"))
+    ],
+)
+def test_sizes_of_an_encoder_add_up_to_its_parameters(name):
+    entry = model(name)
+    width, mlp = entry.encoder.hidden_size, entry.encoder.intermediate_size
+    layer = 4 * width * width + 2 * width * mlp + 4 * width + mlp + width + 4 * width
+    patches = width * entry.encoder.patch_size + width + 2304 * width
+    merged, out = 4 * width, entry.hidden_size
+    merger = merged * merged + merged + merged * out + out
+    total = entry.encoder.num_hidden_layers * layer + patches + 2 * width + merger
+    total += entry.encoder.deepstack_layers * (merger + 2 * merged)
+
+    assert total == entry.tower_parameters
