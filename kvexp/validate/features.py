@@ -1,6 +1,7 @@
 """What flags ask for beside a record's inputs: adapters, drafts, limits, engine options."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
@@ -39,6 +40,12 @@ _NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes
 """Options here of which no engine has one of that name."""
 
 _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
+
+_ADAPTERS = re.compile(r"lora enabled", re.IGNORECASE)
+_DRAFT = re.compile(
+    r"(mtp|ngram)\b(?!.*\b(?:off|no|not|without|disabled|false|none)\b)\D*(\d+)?\D*$", re.I
+)
+"""Words about a draft that needs no other model: `MTP 3 tokens`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +143,8 @@ def is_on(value: Any) -> bool:
 
 
 def _adapters(flags: Flags, found: Asked) -> None:
-    switches = [*flags.take("enable_lora"), *flags.take_words("lora enabled")]
+    said = [flag for flag, _ in flags.take_words(_ADAPTERS)]
+    switches = [*flags.take("enable_lora"), *said]
     sizes = flags.take("max_loras", "max_lora_rank")
     if not any(is_on(each.value) for each in switches):
         found.notes += without_rule(sizes)
@@ -154,7 +162,7 @@ def _adapters(flags: Flags, found: Asked) -> None:
 
 
 def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) -> None:
-    given = flags.take("speculative_config", *_DRAFTS)
+    given = [*flags.take("speculative_config", *_DRAFTS), *_drafts_in_words(flags)]
     config: dict[Any, Any] = {}
     for each in given:
         if each.name in _DRAFTS:
@@ -188,6 +196,12 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
     found.features.append(
         Feature(words=words, apply=lambda run: replace(run, speculative=speculative))
     )
+
+
+def _drafts_in_words(flags: Flags) -> Iterator[Flag]:
+    for flag, said in flags.take_words(_DRAFT):
+        tokens = {"num_speculative_tokens": int(said[2])} if said[2] else {}
+        yield replace(flag, name="speculative_config", value={"method": said[1].lower()} | tokens)
 
 
 def _method(config: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -81,10 +81,11 @@ class Flags:
             if each.is_prose or not self._costs.is_free(each.name, has_states=has_states)
         ]
 
-    def take_words(self, start: str) -> list[Flag]:
-        """The flags whose words begin so, in any case."""
-        taken = [each for each in self._found if each.words.lower().startswith(start)]
-        self._found = [each for each in self._found if each not in taken]
+    def take_words(self, pattern: re.Pattern[str]) -> list[tuple[Flag, re.Match[str]]]:
+        """The flags whose words a pattern matches from their start on."""
+        found = [(each, pattern.match(each.words)) for each in self._found]
+        taken = [(each, match) for each, match in found if match is not None]
+        self._found = [each for each, match in found if match is None]
         return taken
 
     @property

@@ -15,7 +15,7 @@ from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
-from kvexp.validate import features, models, versions
+from kvexp.validate import compilation, features, models, versions
 from kvexp.validate.cards import Card, Cards
 from kvexp.validate.case import Inputs
 from kvexp.validate.flags import Flags
@@ -196,6 +196,7 @@ class _Draft:
         """Flags that are the engine's own options, and the features that others ask for."""
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
+        self._captured_among(given)
         cls = known.plugins[self.option]
         release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
         own = features.options(given, cls, release)
@@ -214,10 +215,25 @@ class _Draft:
             elif value != used:
                 self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
 
+    def _captured_among(self, given: Flags) -> None:
+        """How many sizes vLLM captured: V0's end with the requests."""
+        version = self.engine.get("version", "")
+        if self.option != "vllm" or not version:
+            return
+        for flag, said in given.take_words(compilation.CAPTURED):
+            largest = compilation.largest_captured(int(said[1]), versions.release_of(version))
+            if not versions.is_v0(version):
+                self.engine["max_cudagraph_capture_size"] = largest
+            elif self.inputs.max_num_seqs is None:
+                self.values["max_num_seqs"] = largest
+                self.notes.append(f"max_num_seqs: {largest}, of {flag.words!r}")
+
     def knobs(self) -> None:
         """What is asked for by the same name, or by another."""
         for name, knob in _KNOBS.items():
             value = getattr(self.inputs, name)
+            if value is None and knob in self.values:
+                continue
             if value is None:
                 self.notes.append(f"{name}: the engine's default")
                 continue

@@ -172,7 +172,9 @@ def test_a_model_that_drafts_for_itself_needs_no_draft(method):
         (f"limit_mm_per_prompt image={10**30}", "mm.limits.image must be at least 0"),
         (f"speculative_config={{'num_spec_tokens': {10**30}}}", "'num_spec_tokens'"),
         ("usage stats disabled", "'usage stats disabled'"),
-        ("MTP 3 tokens", "'MTP 3 tokens'"),
+        ("MTP 3 tokens", "speculative.method=mtp is known for"),
+        ("ngram drafter", "speculative.num_tokens must be given"),
+        ("MTP off", "'MTP off'"),
         ("speculative drafter kept", "'speculative drafter kept'"),
     ],
 )
@@ -364,9 +366,43 @@ def test_a_mode_that_is_none_is_named(flags):
         ("no-enable-chunked-prefill", "enable_chunked_prefill", False),
         ("--max-cudagraph-capture-size 64", "max_cudagraph_capture_size", 64),
         ("--cuda-graph-sizes 64", "max_cudagraph_capture_size", 64),
-        ("MTP 3 tokens; no custom all-reduce", "disable_custom_all_reduce", True),
+        ("no custom all-reduce", "disable_custom_all_reduce", True),
         ("--cpu-offload-gb 2", "cpu_offload_gb", 2.0),
     ],
 )
 def test_switches_may_stand_in_words(flags, option, value):
     assert getattr(request_with(flags).run.engine, option) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [("MTP 3 tokens", 3), ("mtp (n=2)", 2), ("mtp=4", 4), ("MTP drafter resident", None)],
+)
+def test_a_draft_of_the_models_own_may_stand_in_words(flags, tokens):
+    drafts = request_with(flags, model="Qwen/Qwen3.5-27B").run.speculative
+
+    assert (drafts.method, drafts.num_tokens) == ("mtp", tokens)
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "requests", "largest"),
+    [
+        ("0.8.5 (V0)", "27 capture sizes", 192, None),
+        ("0.8.5 (V0)", "39 capture sizes", 288, None),
+        ("0.9.1 (V0)", "35 CUDA graph sizes", 256, None),
+        ("0.6.6", "3 capture sizes", 4, None),
+        ("0.9.2 (V1)", "67 capture sizes", None, 512),
+        ("0.12.0", "51 capture sizes", None, 512),
+        ("0.12.0", "35 capture sizes", None, 256),
+    ],
+)
+def test_the_number_of_captured_sizes_says_the_largest(version, words, requests, largest):
+    run = request_with(words, engine_version=version, max_num_seqs=None).run
+
+    assert (run.max_num_seqs, run.engine.max_cudagraph_capture_size) == (requests, largest)
+
+
+def test_stated_requests_are_not_those_of_captured_sizes():
+    run = request_with("27 capture sizes", engine_version="0.8.5 (V0)", max_num_seqs=64).run
+
+    assert run.max_num_seqs == 64
