@@ -5,6 +5,7 @@ like a config.json. Null in a knob means: what the engine and its version would 
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -184,6 +185,19 @@ class Model:
             )
         self._check_layer_types()
         self._check_rope_scaling()
+
+    @property
+    def checkpoint(self) -> str:
+        """What an engine opens: the Hugging Face id, or the folder or GGUF file of `path`."""
+        if self.path is None:
+            return self.hf_id
+        path = Path(self.path)
+        return str(path.parent if path.suffix in (".json", ".safetensors") else path)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it was read from a GGUF file."""
+        return self.path is not None and self.path.endswith(".gguf")
 
     @property
     def kv_heads(self) -> int:

@@ -28,6 +28,7 @@ class _Files:
     config: dict[str, Any]
     name: str
     source: str
+    path: Path
     checkpoint: Checkpoint | None = None
 
 
@@ -58,7 +59,7 @@ def read_model(
     facts.setdefault("name", files.name)
     facts.setdefault("hf_id", _repository(config) or files.name)
     facts.setdefault("source", files.source)
-    model = Model(**facts, path=str(path), config_path=config_path)
+    model = Model(**facts, path=str(files.path), config_path=config_path)
     if files.checkpoint is not None:
         _compare(model, files.checkpoint, notes)
     model.notes = notes
@@ -81,13 +82,14 @@ def _open(path: Path, key: str) -> _Files:
     if path.suffix == ".gguf":
         return _gguf(path)
     if path.suffix == ".safetensors":
-        return _with_config(path.parent, one_file(path), name=path.stem)
+        return _with_config(path, one_file(path), name=path.stem)
     if path.name.endswith(".safetensors.index.json"):
-        return _with_config(path.parent, find_checkpoint(path.parent, index=path.name))
+        return _with_config(path, find_checkpoint(path.parent, index=path.name))
     if path.suffix == ".json":
         return _Files(
             config=read_json(path),
             name=path.resolve().parent.name,
+            path=path,
             source=f"{path.name} of {path.resolve().parent.name}",
         )
     raise InvalidValue(
@@ -107,7 +109,8 @@ def _folder(folder: Path) -> _Files:
     raise InvalidValue(f"{folder} has no {CONFIG}")
 
 
-def _with_config(folder: Path, checkpoint: Checkpoint | None, name: str = "") -> _Files:
+def _with_config(path: Path, checkpoint: Checkpoint | None, name: str = "") -> _Files:
+    folder = path if path.is_dir() else path.parent
     if not (folder / CONFIG).is_file():
         raise InvalidValue(
             f"{folder} has no {CONFIG}: tensors alone do not say how they are cached"
@@ -118,6 +121,7 @@ def _with_config(folder: Path, checkpoint: Checkpoint | None, name: str = "") ->
     return _Files(
         config=config,
         name=name or folder.resolve().name,
+        path=path,
         source=f"{CONFIG} of {folder.resolve().name}",
         checkpoint=checkpoint,
     )
@@ -129,6 +133,7 @@ def _gguf(path: Path) -> _Files:
     return _Files(
         config=config,
         name=path.stem,
+        path=path,
         source=f"header of {path.name}",
         checkpoint=Checkpoint(tensors=tuple(header.tensors), files=(path.name,)),
     )

@@ -1,6 +1,7 @@
 """The SGLang engine plugin."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -124,7 +125,8 @@ class Sglang(FreeMemoryEngine):
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
         words = [
-            f"python -m sglang.launch_server --model-path {deployment.model.hf_id}",
+            "python -m sglang.launch_server",
+            f"--model-path {shlex.quote(deployment.model.checkpoint)}",
             f"--mem-fraction-static {deployment.util:g} --page-size {deployment.block_size}",
             f"--context-length {deployment.max_model_len}",
             f"--chunked-prefill-size {deployment.max_num_batched_tokens}",

@@ -1,6 +1,7 @@
 """The TensorRT-LLM engine plugin."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -88,6 +89,8 @@ class TensorrtLlm(FreeMemoryEngine):
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
+        if deployment.model.is_gguf:  # which it does not open
+            return ""
         cache = [f"tokens_per_block: {deployment.block_size}"]
         if deployment.kv_dtype.name != deployment.dtype.name:
             cache.append(f"dtype: {'nvfp4' if deployment.kv_dtype is KvDtype.nvfp4 else 'fp8'}")
@@ -96,7 +99,7 @@ class TensorrtLlm(FreeMemoryEngine):
         if self.max_attention_window is not None:
             cache.append(f"max_attention_window: {self.max_attention_window}")
         return (
-            f"trtllm-serve {deployment.model.hf_id} --backend pytorch"
+            f"trtllm-serve {shlex.quote(deployment.model.checkpoint)} --backend pytorch"
             f" --kv_cache_free_gpu_memory_fraction {deployment.util:g}"
             f" --max_num_tokens {deployment.max_num_batched_tokens}"
             f" --max_batch_size {deployment.max_num_seqs} --max_seq_len {deployment.max_model_len}"
