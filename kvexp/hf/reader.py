@@ -54,16 +54,31 @@ def read_model(
     notes: list[str] = []
     config = {**files.config}
     _complete_dtype(config, files.checkpoint, notes)
-    facts = decoder_facts(config, config_path, notes, given or {})
-    facts.update(given or {})
-    facts.setdefault("name", files.name)
-    facts.setdefault("hf_id", _repository(config) or files.name)
-    facts.setdefault("source", files.source)
-    model = Model(**facts, path=str(files.path), config_path=config_path)
+    own = given or {}
+    try:
+        facts = decoder_facts(config, config_path, notes, own)
+        facts.update(own)
+        facts.setdefault("name", files.name)
+        facts.setdefault("hf_id", _repository(config) or files.name)
+        facts.setdefault("source", files.source)
+        model = Model(**facts, path=str(files.path), config_path=config_path)
+    except InvalidValue as error:
+        raise InvalidValue(_by_its_file(str(error), files.path, own)) from None
     if files.checkpoint is not None:
         _compare(model, files.checkpoint, notes)
     model.notes = notes
     return model
+
+
+def _by_its_file(message: str, path: Path, given: Mapping[str, Any]) -> str:
+    """A message about a fact by the name of the file that states it; given ones have their key."""
+    text = message.removeprefix(f"{CONFIG}: ").removeprefix("model.")
+    place, _, rest = text.partition(" ")
+    keys = place.split(".")
+    stated = next((index for index, key in enumerate(keys) if key in given), None)
+    if stated is not None:
+        return f"model.{'.'.join(keys[stated:])} {rest}"
+    return f"{path.name if path.suffix in ('.json', '.gguf') else CONFIG}: {text}"
 
 
 def _repository(config: Mapping[str, Any]) -> str | None:

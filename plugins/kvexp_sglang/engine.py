@@ -21,6 +21,7 @@ from kvexp.contract import (
     Profile,
     RankShape,
     Refusal,
+    check_count,
     gib,
     layers,
     terms,
@@ -75,10 +76,8 @@ class Sglang(FreeMemoryEngine):
         """See `FreeMemoryEngine.settle`."""
         if fraction.release_of(self.version) < pools.STATES_ALONE_SINCE:
             terms.check_attention(knobs.model, f"{self.title} {self.version}")
-        if self.max_mamba_cache_size is not None and self.max_mamba_cache_size < 1:
-            raise InvalidValue(
-                f"engine.max_mamba_cache_size must be at least 1, got {self.max_mamba_cache_size}"
-            )
+        if self.max_mamba_cache_size is not None:
+            check_count("engine.max_mamba_cache_size", self.max_mamba_cache_size)
         states.check(
             self.mamba_radix_cache_strategy,
             fraction.release_of(self.version),

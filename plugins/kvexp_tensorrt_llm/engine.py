@@ -20,6 +20,7 @@ from kvexp.contract import (
     Profile,
     RankShape,
     Refusal,
+    check_count,
     gib,
     terms,
 )
@@ -55,8 +56,8 @@ class TensorrtLlm(FreeMemoryEngine):
         terms.check_parallel(knobs, self.title)
         for option in ("max_tokens", "max_gpu_total_bytes"):
             value = getattr(self, option)
-            if value is not None and value < 1:
-                raise InvalidValue(f"engine.{option} must be at least 1, got {value}")
+            if value is not None:
+                check_count(f"engine.{option}", value)
         if self.max_attention_window is not None and min(self.max_attention_window, default=0) < 1:
             raise InvalidValue("engine.max_attention_window must hold lengths of at least 1")
         size = knobs.block_size or TOKENS_PER_BLOCK
