@@ -66,6 +66,9 @@ ROPE_TYPES = (
 )
 """Ways to scale positions that are known."""
 
+QK_NORMS = ("head", "heads", "full")
+"""Norms of queries and keys: of one head's size, of each head's own, of all heads."""
+
 SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "deepseek_yarn", "llama3")
 """Those of them that need a factor."""
 
@@ -180,6 +183,10 @@ class Model:
             raise InvalidValue(
                 "model.final_logit_softcapping must be above 0 or null,"
                 f" got {self.final_logit_softcapping}"
+            )
+        if self.qk_norm is not None and self.qk_norm not in QK_NORMS:
+            raise InvalidValue(
+                f"model.qk_norm must be one of {', '.join(QK_NORMS)} or null, got {self.qk_norm!r}"
             )
         self._check_layer_types()
         self._check_rope_scaling()

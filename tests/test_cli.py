@@ -76,6 +76,7 @@ MISTAKES = [
     ("engine.MAX_MODEL_LEN=1", "unknown option engine.MAX_MODEL_LEN; did you mean max_model_len?"),
     ("speculative.model=LLAMA32_1B", "did you mean llama32_1b?"),
     ("--MULTIRUN", "did you mean --multirun?"),
+    ("model.qk_norm=all", "model.qk_norm must be one of head, heads, full or null, got 'all'"),
     ("gpu.num_sms=0", "gpu.num_sms must be at least 1, got 0"),
     ("max_num_seqs=1000000", "max_num_seqs must be at most max_num_batched_tokens (8192, the def"),
     ("max_num_seqs=1000000000", "max_num_seqs must be at most 1048576, got 1000000000"),
