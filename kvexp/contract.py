@@ -11,7 +11,15 @@ from kvexp.hf import config_json
 from kvexp.nvml import NvmlDevice, Usage, open_device
 from kvexp.parts import Encoder
 from kvexp.profiler import DeviceFacts, EngineRefused, Measurement, Profiler
-from kvexp.request import AUTO_FIT, Gpu, Knobs, Model, parse_bytes_of, share_of_total
+from kvexp.request import (
+    AUTO_FIT,
+    Gpu,
+    Knobs,
+    Model,
+    check_count,
+    parse_bytes_of,
+    share_of_total,
+)
 from kvexp.results import KvGroup, Part, Profile, Provenance, Refusal, Stage
 from kvexp.simulate.allocator import CachingAllocator
 from kvexp.units import GIB, KIB, MIB, gib
@@ -86,6 +94,7 @@ __all__ = [
     "WorkloadMeasurement",
     "cache",
     "check_captures",
+    "check_count",
     "check_describes",
     "check_device",
     "check_measurable",

@@ -1,9 +1,8 @@
 """Hydra's and OmegaConf's errors as one line with the nearest right spelling."""
 
 import dataclasses
-import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, get_origin, get_type_hints
@@ -24,6 +23,7 @@ from omegaconf.errors import (
 )
 from yaml import YAMLError
 
+from kvexp.errors import nearest
 from kvexp.schema import MODEL_PARTS, Run
 
 CONFIG_ERRORS = (
@@ -134,12 +134,6 @@ def _cause(error: BaseException) -> BaseException:
     return error
 
 
-def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean X?`, or nothing where no known word is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {prefix}{found[0]}?" if found else ""
-
-
 def known_keys(node: type = Run, prefix: str = "") -> Iterator[str]:
     """Every dotted key of the schema; plugin options are not among them."""
     hints = get_type_hints(node)
@@ -185,6 +179,8 @@ def _unknown_key(cause: ConfigKeyError | ConfigAttributeError) -> str:
     if isinstance(node, type) and is_dataclass(node):
         siblings = [item.name for item in fields(node)]
     hint = nearest(leaf, siblings, prefix=f"{parent}." if parent else "")
+    if not hint and leaf.casefold() in known_keys():
+        hint = f"; did you mean {leaf.casefold()}?"
     if not hint and parent:
         hint = f"; {parent} has {', '.join(sorted(siblings))}"
     if not hint:

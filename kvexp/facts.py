@@ -1,7 +1,6 @@
 """Models named by a path or a Hugging Face id, turned into what Hydra composes."""
 
 import copy
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from kvexp.errors import InvalidValue, RequestError
+from kvexp.errors import InvalidValue, RequestError, nearest
 from kvexp.hf import ids, read_model
 from kvexp.request import Model
 
@@ -110,9 +109,9 @@ def _draft(name: str, folders: Sequence[Path]) -> Model:
         if file.is_file():
             return _entry(file)
     options = sorted({path.stem for each in folders for path in (each / "model").glob("*.yaml")})
-    near = difflib.get_close_matches(option, options, n=1)
-    hint = f"; did you mean {near[0]}?" if near else _OR_PATH
-    raise InvalidValue(f"speculative.model {name} does not exist{hint}")
+    raise InvalidValue(
+        f"speculative.model {name} does not exist{nearest(option, options) or _OR_PATH}"
+    )
 
 
 def _entry(file: Path) -> Model:
@@ -236,10 +235,8 @@ def _found(name: str, known: Mapping[str, str]) -> ids.Known:
         return ids.Known(option=name)
     found = ids.find(name, known)
     if found is None:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         raise RequestError(
-            f"no entry of the catalogue has the id {name}{hint}; with its config.json:"
-            " model=hf model.path=FOLDER"
+            f"no entry of the catalogue has the id {name}{nearest(name, known)}; with its"
+            " config.json: model=hf model.path=FOLDER"
         )
     return found

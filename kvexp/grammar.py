@@ -1,10 +1,9 @@
 """What kvexp adds to Hydra's grammar: versions stay text, and -m may stand anywhere."""
 
-import difflib
 import re
 from collections.abc import Iterable
 
-from kvexp.errors import RequestError
+from kvexp.errors import RequestError, nearest
 
 _VERSION = re.compile(r"(engine\.version)=([\w.,+-]+)")
 _SWITCHES = (
@@ -86,7 +85,8 @@ def flags_first(arguments: Iterable[str]) -> list[str]:
                 key = flag.lstrip("-")
                 raise RequestError(f"unknown flag {flag}; write {key}={value or next(rest, '...')}")
             known = (*_SWITCHES, *_WITH_VALUE)
-            raise RequestError(f"unknown flag {flag}{_nearest(flag, known)}")
+            hint = nearest(flag, known) or "; see python -m kvexp --help"
+            raise RequestError(f"unknown flag {flag}{hint}")
         value = value if given else next(rest, "")
         allowed = _WITH_VALUE[flag]
         if not value or (allowed and value not in allowed):
@@ -94,8 +94,3 @@ def flags_first(arguments: Iterable[str]) -> list[str]:
             raise RequestError(f"{flag} takes {what}, got {value!r}")
         flags += [flag, value]
     return [*flags, *overrides]
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}?" if found else "; see python -m kvexp --help"

@@ -56,5 +56,16 @@ def _too_much(holding: Holding) -> str:
     return (
         f"full load would take {gib(holding.held_under_load_bytes)} of the card's"
         f" {gib(holding.total_bytes)}{others}: out of memory after the cache is allocated; "
-        + (f"util may be at most {safe:.4f}" if safe is not None else "a smaller cache may fit")
+        + (f"util may be at most {safe:.4f}" if safe else _without_util(holding))
+    )
+
+
+def _without_util(holding: Holding) -> str:
+    """What may help where no util does."""
+    if holding.largest_safe_util is None:
+        return "a smaller cache may fit"
+    largest = max(holding.parts, key=lambda part: part.size_bytes)
+    return (
+        f"no util leaves room for its {largest.name} of {gib(largest.size_bytes)}"
+        f" ({largest.reason.partition(';')[0]})"
     )

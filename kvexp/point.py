@@ -12,8 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from kvexp import comparison, pipeline
 from kvexp.at_hand import with_card
 from kvexp.comparison import Compare
-from kvexp.errors import InvalidValue, RequestError
-from kvexp.explain import explain, nearest
+from kvexp.errors import InvalidValue, RequestError, nearest
+from kvexp.explain import explain
 from kvexp.facts import with_draft, with_facts
 from kvexp.grammar import shown
 from kvexp.isolate import Worker

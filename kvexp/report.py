@@ -403,7 +403,7 @@ def _holding_lines(holding: Holding) -> Iterator[str]:
     for part in shown:
         why = f"{part.provenance}: {part.reason}{_interval(part)}"
         yield f"  {part.name:<{widest}} {_both(part.size_bytes)}  {why}"
-    if holding.largest_safe_util is not None:
+    if holding.largest_safe_util:
         yield f"  largest util whose full load fits: {holding.largest_safe_util:.4f}"
     if holding.util_keeping_cache is not None:
         yield (

@@ -5,6 +5,7 @@ like a config.json. Null in a knob means: what the engine and its version would 
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -64,6 +65,9 @@ ROPE_TYPES = (
     *OLD_ROPE_TYPES,
 )
 """Ways to scale positions that are known."""
+
+QK_NORMS = ("head", "heads", "full")
+"""Norms of queries and keys: of one head's size, of each head's own, of all heads."""
 
 SCALED_BY_FACTOR = ("linear", "dynamic", "yarn", "deepseek_yarn", "llama3")
 """Those of them that need a factor."""
@@ -145,7 +149,7 @@ class Model:
             "vocab_size",
             "max_position_embeddings",
         ):
-            _at_least_one(f"model.{name}", getattr(self, name))
+            check_count(f"model.{name}", getattr(self, name))
         for name in (
             "num_key_value_heads",
             "head_dim",
@@ -157,11 +161,9 @@ class Model:
             "target_hidden_size",
         ):
             if getattr(self, name) is not None:
-                _at_least_one(f"model.{name}", getattr(self, name))
-        if self.intermediate_size < (0 if self.moe or self.mamba else 1):
-            raise InvalidValue(
-                f"model.intermediate_size must be at least 1, got {self.intermediate_size}"
-            )
+                check_count(f"model.{name}", getattr(self, name))
+        least = 0 if self.moe or self.mamba else 1
+        check_count("model.intermediate_size", self.intermediate_size, least=least)
         if self.head_dim is None and self.hidden_size % self.num_attention_heads:
             raise InvalidValue(
                 f"model.head_dim must be given: hidden_size {self.hidden_size} is not a multiple of"
@@ -182,8 +184,25 @@ class Model:
                 "model.final_logit_softcapping must be above 0 or null,"
                 f" got {self.final_logit_softcapping}"
             )
+        if self.qk_norm is not None and self.qk_norm not in QK_NORMS:
+            raise InvalidValue(
+                f"model.qk_norm must be one of {', '.join(QK_NORMS)} or null, got {self.qk_norm!r}"
+            )
         self._check_layer_types()
         self._check_rope_scaling()
+
+    @property
+    def checkpoint(self) -> str:
+        """What an engine opens: the Hugging Face id, or the folder or GGUF file of `path`."""
+        if self.path is None:
+            return self.hf_id
+        path = Path(self.path)
+        return str(path.parent if path.suffix in (".json", ".safetensors") else path)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it was read from a GGUF file."""
+        return self.path is not None and self.path.endswith(".gguf")
 
     @property
     def kv_heads(self) -> int:
@@ -296,7 +315,7 @@ class Model:
 
     def _check_compressed(self, known: Compressed) -> None:
         for name, value in vars(known).items():
-            _at_least_one(f"model.compressed.{name}", value)
+            check_count(f"model.compressed.{name}", value)
         kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
         if not kinds <= {"sliding_attention", SPARSE, HEAVY} or self.mla is not None:
             raise InvalidValue(
@@ -348,6 +367,8 @@ class Gpu:
             self.free_bytes = parse_bytes_of("gpu.free_bytes", self.free_bytes)
         if self.total_bytes == 0:
             raise InvalidValue("gpu.total_bytes must be more than 0, got 0")
+        if self.num_sms is not None:
+            check_count("gpu.num_sms", self.num_sms)
         if self.interconnect not in INTERCONNECTS:
             raise InvalidValue(
                 f"gpu.interconnect must be one of {', '.join(INTERCONNECTS)},"
@@ -382,6 +403,26 @@ LARGEST = 1 << 40
 LIMITS = {
     "num_hidden_layers": 10_000,
     "num_attention_heads": 1 << 20,
+    "num_key_value_heads": 1 << 20,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 24,
+    "head_dim": 1 << 16,
+    "v_head_dim": 1 << 16,
+    "vocab_size": 1 << 28,
+    "max_position_embeddings": 1 << 30,
+    "max_model_len": 1 << 30,
+    "max_num_batched_tokens": 1 << 24,
+    "max_cudagraph_capture_size": 1 << 24,
+    "max_num_seqs": 1 << 20,
+    "block_size": 1 << 20,
+    "num_sms": 1 << 16,
+    "max_loras": 1 << 14,
+    "num_tokens": 1 << 10,
+    "image": 1 << 16,
+    "video": 1 << 16,
+    "audio": 1 << 16,
+    "num_gpu_blocks": 1 << 32,
+    "num_gpu_blocks_override": 1 << 32,
     "tp": 1 << 16,
     "pp": 10_000,
     "dp": 1 << 16,
@@ -405,7 +446,7 @@ class Lora:
     def __post_init__(self) -> None:
         for name in ("max_loras", "max_rank"):
             if getattr(self, name) is not None:
-                _at_least_one(f"lora.{name}", getattr(self, name))
+                check_count(f"lora.{name}", getattr(self, name))
 
     @property
     def is_asked(self) -> bool:
@@ -428,7 +469,7 @@ class Speculative:
 
     def __post_init__(self) -> None:
         if self.num_tokens is not None:
-            _at_least_one("speculative.num_tokens", self.num_tokens)
+            check_count("speculative.num_tokens", self.num_tokens)
 
     @property
     def is_asked(self) -> bool:
@@ -446,8 +487,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, limit in self.given.items():
-            if not 0 <= limit <= LARGEST:
-                raise InvalidValue(f"mm.limits.{name} must be at least 0, got {str(limit)[:40]}")
+            check_count(f"mm.limits.{name}", limit, least=0)
 
     @property
     def given(self) -> dict[str, int]:
@@ -493,11 +533,11 @@ class Knobs:
     def __post_init__(self) -> None:
         for name in ("block_size", "max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                check_count(name, getattr(self, name))
         if self.max_model_len not in (None, AUTO_FIT):
-            _at_least_one("max_model_len", self.max_model_len)
+            check_count("max_model_len", self.max_model_len)
         for name in ("tp", "pp", "dp"):
-            _at_least_one(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         self._check_partition()
         if self.util is not None and not 0 < self.util <= 1:
             hint = f"; did you mean {self.util / 100:g}?" if 10 <= self.util <= 100 else ""
@@ -560,9 +600,14 @@ def parse_bytes_of(key: str, value: object) -> int:
         raise InvalidValue(str(error)) from None
 
 
-def _at_least_one(key: str, value: int | None) -> None:
-    if value is None or value < 1:
-        raise InvalidValue(f"{key} must be at least 1, got {value}")
+def check_count(key: str, value: int, *, least: int = 1) -> None:
+    """Whether a count may be meant.
+
+    Raises:
+        InvalidValue: it is below `least`, or larger than any of its kind (`LIMITS`).
+    """
+    if value < least:
+        raise InvalidValue(f"{key} must be at least {least}, got {str(value)[:40]}")
     limit = LIMITS.get(key.rpartition(".")[2], LARGEST)
     if value > limit:
         raise InvalidValue(f"{key} must be at most {limit}, got {str(value)[:40]}")

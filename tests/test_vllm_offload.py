@@ -80,7 +80,7 @@ def test_what_is_moved_by_release_runner_and_format(overrides, moved):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["engine.cpu_offload_gb=-1"], "must be at least 0 and finite, got -1"),
+        (["engine.cpu_offload_gb=-1"], "must be from 0 to 1048576 GiB, got -1"),
         (["engine.version=0.5.1"], "needs vLLM 0.5.3 or newer"),
         (["engine.version=0.8.2"], "use engine.version=0.8.2-v0"),
         (["engine.version=0.7.3", "lora.max_loras=1", "lora.max_rank=8"], "must be 0 with lora"),

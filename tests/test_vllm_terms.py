@@ -159,6 +159,16 @@ def test_a_cache_of_given_size_has_no_safe_share():
     assert "util" not in given.reason
 
 
+def test_what_leaves_no_room_at_any_share_is_named():
+    asked = ["model=llama3_8b", "gpu=h100", "engine.max_cudagraph_capture_size=1000000"]
+    refused = kvexp.run(asked)
+
+    assert (refused.status, refused.stage) == (Status.oom, Stage.graphs)
+    assert "no util leaves room for its graphs of" in refused.reason
+    assert "531 sizes up to 8192" in refused.reason  # 35 up to 256, then every sixteenth
+    assert "0.0000" not in refused.reason
+
+
 def test_blocks_beyond_the_request_stand_on_the_card():
     asked = ["model=llama3_8b", "gpu=h200", "util=0.5"]
     own = kvexp.run(asked)

@@ -15,12 +15,10 @@ from kvexp.hf.locate import LAYER_KEYS, language_section
 from kvexp.hf.quantization import quantization
 from kvexp.hf.recurrent import linear_attention, mamba
 from kvexp.hf.rope import context_length, rope
-from kvexp.hf.section import LARGEST, Section
+from kvexp.hf.section import Section
 from kvexp.hf.towers import tower_parameters
 from kvexp.parts import PerLayerInput
-
-MOST_LAYERS = 10_000
-"""No model has more: a larger figure is damage."""
+from kvexp.request import LIMITS
 
 WIDTH_KEYS = ("hidden_size", "n_embd", "d_model")
 MLP_KEYS = (
@@ -164,8 +162,6 @@ def decoder_facts(
             f"the structure of model_type {stated!r} is not known: a gated decoder is assumed"
         )
     count = section.required(*LAYER_KEYS)
-    if count > MOST_LAYERS:
-        raise section.wrong(LAYER_KEYS, f"at most {MOST_LAYERS}", count)
     hidden = section.required(*WIDTH_KEYS)
     layer_types = kinds.layer_types(section, model_type, count)
     facts: dict[str, Any] = {
@@ -327,7 +323,7 @@ def _uniform(section: Section, names: tuple[str, ...]) -> int:
         InvalidValue: the layers differ.
     """
     widths = section.integers(*names) or []
-    if len(set(widths)) != 1 or not 1 <= widths[0] <= LARGEST:
+    if len(set(widths)) != 1 or not 1 <= widths[0] <= LIMITS["intermediate_size"]:
         raise section.wrong(names, "one width for all layers", widths)
     return widths[0]
 

@@ -5,10 +5,18 @@ for those that take any size; of the latter the processors' published limits are
 """
 
 from kvexp.hf.section import Section
-from kvexp.hf.towers import DEFAULTS, GATED, VISION_KEYS, encoder_section
+from kvexp.hf.towers import (
+    DEFAULTS,
+    GATED,
+    VISION_KEYS,
+    encoder_section,
+    patch_size,
+    patches_a_side,
+)
 from kvexp.request import Encoder
 
 CHANNELS = 3
+MOST_TOKENS, MOST_TILES = 1 << 20, 1 << 10  # of one image: more is damage
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
 QWEN3_PIXELS = 16_777_216  # longest_edge of Qwen3-VL's image processor; a video's is less
 QWEN_MERGE, QWEN_FRAMES = 2, 2
@@ -34,7 +42,7 @@ def encoder(config: Section) -> Encoder | None:
     width, _, mlp, patch = DEFAULTS.get(own, _SIZES)
     width = tower.assumed("embed_dim", "hidden_size", default=width or 1024, why=_WHY)
     mlp = tower.assumed("intermediate_size", default=mlp or 4 * width, why=_WHY)
-    patch = tower.assumed("patch_size", "spatial_patch_size", default=patch or 14, why=_WHY)
+    patch = patch_size(tower) or tower.assumed("patch_size", default=patch or 14, why=_WHY)
     tokens, patches, frames = _RULES[kind](around, tower, patch)
     newer, turns = _RULES[kind] is _qwen3, _RULES[kind] in (_qwen, _qwen3)
     return Encoder(
@@ -54,22 +62,28 @@ def encoder(config: Section) -> Encoder | None:
 
 
 def _gemma3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = tower.assumed("image_size", default=896, why=_WHY) // patch
-    return around.assumed("mm_tokens_per_image", default=256, why=_WHY), side * side, 1
+    side = patches_a_side(tower, patch, default=896, why=_WHY)
+    tokens = around.assumed("mm_tokens_per_image", default=256, why=_WHY, most=MOST_TOKENS)
+    return tokens, side * side, 1
 
 
 def _mistral3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = tower.assumed("image_size", default=1540, why=_WHY) // patch
-    merged = side // around.assumed("spatial_merge_size", default=2, why=_WHY)
+    side = patches_a_side(tower, patch, default=1540, why=_WHY)
+    merge = around.assumed("spatial_merge_size", default=2, why=_WHY)
+    if merge > side:
+        raise around.wrong(("spatial_merge_size",), f"at most {side}, an image's patches", merge)
+    merged = side // merge
     return merged * merged, side * side, 1
 
 
 def _llama4(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = tower.assumed("image_size", default=336, why=_WHY) // patch
+    side = patches_a_side(tower, patch, default=336, why=_WHY)
     ratio = tower.number("pixel_shuffle_ratio")
     if ratio is None:
         ratio = 0.5
         tower.assume("pixel_shuffle_ratio is not given: 0.5 for images")
+    if not 1 / side <= ratio <= 1:
+        raise tower.wrong(("pixel_shuffle_ratio",), "above 0 and at most 1", ratio)
     around.assume(f"vision_config: images of {LLAMA4_TILES} tiles, as the processor allows")
     return LLAMA4_TILES * int(side * side * ratio * ratio), LLAMA4_TILES * side * side, 1
 
@@ -89,8 +103,8 @@ def _of_pixels(around: Section, pixels: int, patch: int) -> tuple[int, int, int]
 
 
 def _mllama(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = tower.assumed("image_size", default=448, why=_WHY) // patch
-    tiles = tower.assumed("max_num_tiles", default=4, why=_WHY)
+    side = patches_a_side(tower, patch, default=448, why=_WHY)
+    tiles = tower.assumed("max_num_tiles", default=4, why=_WHY, most=MOST_TILES)
     positions = side * side + 1
     return tiles * positions, tiles * -(-positions // MLLAMA_PADDING) * MLLAMA_PADDING, 1
 

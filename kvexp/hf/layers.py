@@ -7,8 +7,8 @@ A list in the config wins; else the rule by which the model type lays out its la
 from collections.abc import Callable, Sequence
 
 from kvexp.errors import InvalidValue
-from kvexp.hf.section import LARGEST, Section
-from kvexp.request import HEAVY, LAYER_TYPES, SPARSE
+from kvexp.hf.section import Section
+from kvexp.request import HEAVY, LARGEST, LAYER_TYPES, SPARSE
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAMBA, LINEAR, CONV, HYBRID, MLP = "mamba", "linear_attention", "conv", "hybrid", "mlp"

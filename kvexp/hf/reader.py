@@ -28,6 +28,7 @@ class _Files:
     config: dict[str, Any]
     name: str
     source: str
+    path: Path
     checkpoint: Checkpoint | None = None
 
 
@@ -53,16 +54,31 @@ def read_model(
     notes: list[str] = []
     config = {**files.config}
     _complete_dtype(config, files.checkpoint, notes)
-    facts = decoder_facts(config, config_path, notes, given or {})
-    facts.update(given or {})
-    facts.setdefault("name", files.name)
-    facts.setdefault("hf_id", _repository(config) or files.name)
-    facts.setdefault("source", files.source)
-    model = Model(**facts, path=str(path), config_path=config_path)
+    own = given or {}
+    try:
+        facts = decoder_facts(config, config_path, notes, own)
+        facts.update(own)
+        facts.setdefault("name", files.name)
+        facts.setdefault("hf_id", _repository(config) or files.name)
+        facts.setdefault("source", files.source)
+        model = Model(**facts, path=str(files.path), config_path=config_path)
+    except InvalidValue as error:
+        raise InvalidValue(_by_its_file(str(error), files.path, own)) from None
     if files.checkpoint is not None:
         _compare(model, files.checkpoint, notes)
     model.notes = notes
     return model
+
+
+def _by_its_file(message: str, path: Path, given: Mapping[str, Any]) -> str:
+    """A message about a fact by the name of the file that states it; given ones have their key."""
+    text = message.removeprefix(f"{CONFIG}: ").removeprefix("model.")
+    place, _, rest = text.partition(" ")
+    keys = place.split(".")
+    stated = next((index for index, key in enumerate(keys) if key in given), None)
+    if stated is not None:
+        return f"model.{'.'.join(keys[stated:])} {rest}"
+    return f"{path.name if path.suffix in ('.json', '.gguf') else CONFIG}: {text}"
 
 
 def _repository(config: Mapping[str, Any]) -> str | None:
@@ -81,13 +97,14 @@ def _open(path: Path, key: str) -> _Files:
     if path.suffix == ".gguf":
         return _gguf(path)
     if path.suffix == ".safetensors":
-        return _with_config(path.parent, one_file(path), name=path.stem)
+        return _with_config(path, one_file(path), name=path.stem)
     if path.name.endswith(".safetensors.index.json"):
-        return _with_config(path.parent, find_checkpoint(path.parent, index=path.name))
+        return _with_config(path, find_checkpoint(path.parent, index=path.name))
     if path.suffix == ".json":
         return _Files(
             config=read_json(path),
             name=path.resolve().parent.name,
+            path=path,
             source=f"{path.name} of {path.resolve().parent.name}",
         )
     raise InvalidValue(
@@ -107,7 +124,8 @@ def _folder(folder: Path) -> _Files:
     raise InvalidValue(f"{folder} has no {CONFIG}")
 
 
-def _with_config(folder: Path, checkpoint: Checkpoint | None, name: str = "") -> _Files:
+def _with_config(path: Path, checkpoint: Checkpoint | None, name: str = "") -> _Files:
+    folder = path if path.is_dir() else path.parent
     if not (folder / CONFIG).is_file():
         raise InvalidValue(
             f"{folder} has no {CONFIG}: tensors alone do not say how they are cached"
@@ -118,6 +136,7 @@ def _with_config(folder: Path, checkpoint: Checkpoint | None, name: str = "") ->
     return _Files(
         config=config,
         name=name or folder.resolve().name,
+        path=path,
         source=f"{CONFIG} of {folder.resolve().name}",
         checkpoint=checkpoint,
     )
@@ -129,6 +148,7 @@ def _gguf(path: Path) -> _Files:
     return _Files(
         config=config,
         name=path.stem,
+        path=path,
         source=f"header of {path.name}",
         checkpoint=Checkpoint(tensors=tuple(header.tensors), files=(path.name,)),
     )

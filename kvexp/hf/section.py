@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvexp.errors import InvalidValue
-
-LARGEST = 2**40
-"""No fact of a model is larger: a figure beyond it is damage."""
+from kvexp.request import LARGEST, LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,11 @@ class Section:
         """The value of the first key that has one."""
         return next((self.values[name] for name in names if self.has(name)), None)
 
-    def integer(self, *names: str, least: int = 1) -> int | None:
+    def integer(self, *names: str, least: int = 1, most: int | None = None) -> int | None:
         """A whole number, or None where no key has a value.
 
         Raises:
-            InvalidValue: it is no whole number from `least` on.
+            InvalidValue: it is no whole number from `least` to `most`, by default the keys' limit.
         """
         value = self.get(*names)
         if value is None:
@@ -52,8 +50,10 @@ class Section:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.wrong(names, "a whole number", value)
-        if not least <= value <= LARGEST:
-            raise self.wrong(names, f"at least {least} and no more than {LARGEST}", value)
+        if most is None:
+            most = min((LIMITS[name] for name in names if name in LIMITS), default=LARGEST)
+        if not least <= value <= most:
+            raise self.wrong(names, f"at least {least} and no more than {most}", value)
         return value
 
     def required(self, *names: str, least: int = 1) -> int:
@@ -67,9 +67,11 @@ class Section:
             raise self.missing(*names)
         return value
 
-    def assumed(self, *names: str, default: int, why: str, least: int = 1) -> int:
+    def assumed(
+        self, *names: str, default: int, why: str, least: int = 1, most: int | None = None
+    ) -> int:
         """A whole number, or a default that is noted."""
-        value = self.integer(*names, least=least)
+        value = self.integer(*names, least=least, most=most)
         if value is None:
             self.assume(f"{self.name_of(*names)} is not given: {default} ({why})")
             return default

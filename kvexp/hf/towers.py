@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvexp.hf.section import Section
+from kvexp.request import LIMITS
 
 VISION_KEYS = ("vision_config", "visual", "vision_tower_config")
 AUDIO_KEYS = ("audio_config", "speech_config", "encoder_config")
 GATED = ("qwen2_5_vl", "pixtral", "mistral3", "qwen2_5_omni_vision_encoder")
 """Vision encoders whose MLP has a gate."""
+
+MOST_PATCH, MOST_SIDE, MOST_POSITIONS = 1 << 10, 1 << 16, 1 << 20
+"""Pixels along a side of a patch and of an image, positions of an image: more is damage."""
 
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types with one vision encoder."""
@@ -78,6 +82,27 @@ def encoder_section(place: Section, keys: tuple[str, ...]) -> Section | None:
         name: _side(value) if name in SIDES else value for name, value in tower.values.items()
     }
     return Section(values, tower.path, tower.outer, tower.notes)
+
+
+def patch_size(tower: Section) -> int | None:
+    """The side of a patch in pixels, or None where the config does not say it.
+
+    Raises:
+        InvalidValue: it is no side of a patch.
+    """
+    return tower.integer("patch_size", "spatial_patch_size", most=MOST_PATCH)
+
+
+def patches_a_side(tower: Section, patch: int, *, default: int, why: str) -> int:
+    """Patches along a side of the encoder's square image.
+
+    Raises:
+        InvalidValue: the image is no size, or smaller than a patch.
+    """
+    side = tower.assumed("image_size", default=default, why=why, most=MOST_SIDE)
+    if side < patch:
+        raise tower.wrong(("image_size",), f"at least patch_size ({patch})", side)
+    return side // patch
 
 
 def _side(value: object) -> object:
@@ -147,7 +172,7 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
     mlp = tower.integer("intermediate_size", "encoder_ffn_dim") or defaults[2]
     if mlp is None:
         mlp = int(ratio * width) if ratio else 4 * width
-    patch = tower.integer("patch_size", "spatial_patch_size") or defaults[3] or 14
+    patch = patch_size(tower) or defaults[3] or 14
     gated = kind in GATED
     around = config.around().text("model_type") or ""
     known = CLASSES.get(around) if _OWN.get(around, kind) == kind else None
@@ -193,8 +218,8 @@ def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
     if known.positions is None:
         return 0
     if known.positions == "stated":
-        return tower.assumed("num_position_embeddings", default=2304, why=_WHY)
-    side = tower.assumed("image_size", default=_SIDES[known.positions], why=_WHY) // sizes.patch
+        return tower.assumed("num_position_embeddings", default=2304, why=_WHY, most=MOST_POSITIONS)
+    side = patches_a_side(tower, sizes.patch, default=_SIDES[known.positions], why=_WHY)
     return side * side + (2 if known.positions == "class" else 0)
 
 
@@ -212,10 +237,10 @@ def _projector(
         newline = hidden if around.text("model_type") == "llava_next" else 0
         return width * hidden + hidden + hidden * hidden + hidden + newline
     if known.projector == "mistral3":
-        merged = around.assumed("spatial_merge_size", default=2, why=_WHY) ** 2
+        merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2
         return merged * width * width + width + width * hidden + hidden * hidden
-    merged = tower.assumed("spatial_merge_size", default=2, why=_WHY) ** 2 * width
-    out = tower.integer("out_hidden_size") or hidden
+    merged = tower.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2 * width
+    out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
     mlp = merged * merged + merged + merged * out + out
     deep = len(tower.integers("deepstack_visual_indexes") or ())
     return norm + mlp + deep * (2 * merged + mlp)

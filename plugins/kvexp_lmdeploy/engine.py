@@ -1,5 +1,6 @@
 """The LMDeploy engine plugin."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -92,8 +93,12 @@ class Lmdeploy(FreeMemoryEngine):
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
+        model = deployment.model
+        if model.is_gguf:  # which it does not open
+            return ""
         words = [
-            f"lmdeploy serve api_server {deployment.model.hf_id} --backend {deployment.usage}",
+            f"lmdeploy serve api_server {shlex.quote(model.checkpoint)}",
+            f"--backend {deployment.usage}",
             f"--cache-max-entry-count {deployment.util:g}",
             f"--cache-block-seq-len {deployment.block_size}",
             f"--session-len {deployment.max_model_len}",
@@ -101,7 +106,7 @@ class Lmdeploy(FreeMemoryEngine):
             f"--max-prefill-token-num {deployment.max_num_batched_tokens}",
             f"--tp {deployment.tp}",
         ]
-        if deployment.dtype is not deployment.model.torch_dtype:
+        if deployment.dtype is not model.torch_dtype:
             words.append(f"--dtype {deployment.dtype.value}")
         bits = rules.QUANT_BITS.get(deployment.kv_dtype)
         if bits is not None:

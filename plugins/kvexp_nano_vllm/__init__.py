@@ -4,6 +4,7 @@ The rules are those of `engine/model_runner.py` (warmup_model, allocate_kv_cache
 at commit bb823b3. Its warm-up is derived from its layers and was not measured.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -94,8 +95,11 @@ class NanoVllm(Engine):
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
+        if deployment.model.is_gguf:  # which it does not open
+            return ""
         return (
-            f'LLM("{deployment.model.hf_id}", gpu_memory_utilization={deployment.util:g},'
+            f"LLM({json.dumps(deployment.model.checkpoint)},"
+            f" gpu_memory_utilization={deployment.util:g},"
             f" kvcache_block_size={deployment.block_size},"
             f" max_model_len={deployment.max_model_len},"
             f" max_num_batched_tokens={deployment.max_num_batched_tokens},"

@@ -1,6 +1,7 @@
 """The SGLang engine plugin."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,6 +21,7 @@ from kvexp.contract import (
     Profile,
     RankShape,
     Refusal,
+    check_count,
     gib,
     layers,
     terms,
@@ -74,10 +76,8 @@ class Sglang(FreeMemoryEngine):
         """See `FreeMemoryEngine.settle`."""
         if fraction.release_of(self.version) < pools.STATES_ALONE_SINCE:
             terms.check_attention(knobs.model, f"{self.title} {self.version}")
-        if self.max_mamba_cache_size is not None and self.max_mamba_cache_size < 1:
-            raise InvalidValue(
-                f"engine.max_mamba_cache_size must be at least 1, got {self.max_mamba_cache_size}"
-            )
+        if self.max_mamba_cache_size is not None:
+            check_count("engine.max_mamba_cache_size", self.max_mamba_cache_size)
         states.check(
             self.mamba_radix_cache_strategy,
             fraction.release_of(self.version),
@@ -124,7 +124,8 @@ class Sglang(FreeMemoryEngine):
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
         words = [
-            f"python -m sglang.launch_server --model-path {deployment.model.hf_id}",
+            "python -m sglang.launch_server",
+            f"--model-path {shlex.quote(deployment.model.checkpoint)}",
             f"--mem-fraction-static {deployment.util:g} --page-size {deployment.block_size}",
             f"--context-length {deployment.max_model_len}",
             f"--chunked-prefill-size {deployment.max_num_batched_tokens}",

@@ -76,7 +76,8 @@ def automatic(knobs: Knobs, version: str, chunk: int) -> float:
     fraction = round((capacity - reserved) / capacity, 3)
     if fraction <= 0:
         raise InvalidValue(
-            f"util must be given: SGLang reserves {reserved:.0f} MiB, more than {capacity:.0f} MiB"
+            f"util must be given: by max_num_batched_tokens ({chunk}) SGLang reserves"
+            f" {reserved:.0f} MiB, more than {capacity:.0f} MiB"
         )
     return fraction
 

@@ -1,6 +1,7 @@
 """The TensorRT-LLM engine plugin."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +20,7 @@ from kvexp.contract import (
     Profile,
     RankShape,
     Refusal,
+    check_count,
     gib,
     terms,
 )
@@ -54,8 +56,8 @@ class TensorrtLlm(FreeMemoryEngine):
         terms.check_parallel(knobs, self.title)
         for option in ("max_tokens", "max_gpu_total_bytes"):
             value = getattr(self, option)
-            if value is not None and value < 1:
-                raise InvalidValue(f"engine.{option} must be at least 1, got {value}")
+            if value is not None:
+                check_count(f"engine.{option}", value)
         if self.max_attention_window is not None and min(self.max_attention_window, default=0) < 1:
             raise InvalidValue("engine.max_attention_window must hold lengths of at least 1")
         size = knobs.block_size or TOKENS_PER_BLOCK
@@ -88,6 +90,8 @@ class TensorrtLlm(FreeMemoryEngine):
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
+        if deployment.model.is_gguf:  # which it does not open
+            return ""
         cache = [f"tokens_per_block: {deployment.block_size}"]
         if deployment.kv_dtype.name != deployment.dtype.name:
             cache.append(f"dtype: {'nvfp4' if deployment.kv_dtype is KvDtype.nvfp4 else 'fp8'}")
@@ -96,7 +100,7 @@ class TensorrtLlm(FreeMemoryEngine):
         if self.max_attention_window is not None:
             cache.append(f"max_attention_window: {self.max_attention_window}")
         return (
-            f"trtllm-serve {deployment.model.hf_id} --backend pytorch"
+            f"trtllm-serve {shlex.quote(deployment.model.checkpoint)} --backend pytorch"
             f" --kv_cache_free_gpu_memory_fraction {deployment.util:g}"
             f" --max_num_tokens {deployment.max_num_batched_tokens}"
             f" --max_batch_size {deployment.max_num_seqs} --max_seq_len {deployment.max_model_len}"

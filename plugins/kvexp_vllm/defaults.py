@@ -58,6 +58,11 @@ def batch_defaults(
         tokens = min(seqs * max_model_len, tokens)
     if asked_seqs is None and rules.caps_seqs:
         seqs = min(seqs, tokens)
+    if tokens < seqs and asked_tokens is None:
+        raise InvalidValue(
+            f"max_num_seqs must be at most max_num_batched_tokens ({tokens}, the default),"
+            f" got {seqs}"
+        )
     if tokens < seqs:
         raise InvalidValue(
             f"max_num_batched_tokens must be at least max_num_seqs ({seqs}), got {tokens}"

@@ -20,6 +20,7 @@ from kvexp.contract import (
     RankShape,
     Refusal,
     cache,
+    check_count,
     gib,
     parse_bytes_of,
     share_of_total,
@@ -136,11 +137,8 @@ class Vllm(Engine):
         adapters, drafts = lora.room(knobs), speculation.resolve(knobs)
         if self.fully_sharded_loras:
             lora.check_sharding(knobs, adapters, expert_parallel=self.enable_expert_parallel)
-        if self.num_gpu_blocks_override is not None and self.num_gpu_blocks_override < 1:
-            raise InvalidValue(
-                "engine.num_gpu_blocks_override must be at least 1,"
-                f" got {self.num_gpu_blocks_override}"
-            )
+        if self.num_gpu_blocks_override is not None:
+            check_count("engine.num_gpu_blocks_override", self.num_gpu_blocks_override)
         self._cache_memory_bytes()
         offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
         graphs.check(self._graphs)
@@ -314,7 +312,7 @@ class Vllm(Engine):
                 "freed blocks that the loader's temporaries pin",
                 buffers.fragments(deployment, shape, self.rules),
             ),
-            parts.predicted("graphs", "what capture takes", capture),
+            parts.predicted("graphs", _capture_of(captured.sizes), capture),
         )
 
     def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:
@@ -497,3 +495,9 @@ def _overlaps(deployment: Deployment) -> bool:
     """Whether steps may overlap: not with every method of speculation."""
     drafts = deployment.speculation
     return drafts is None or drafts.method in speculation.OVERLAPPED
+
+
+def _capture_of(sizes: Sequence[int]) -> str:
+    if not sizes:
+        return "nothing is captured"
+    return f"what capture of {len(sizes)} sizes up to {max(sizes)} takes"

@@ -6,10 +6,9 @@ Flags are those of `engine/arg_utils.py`, `config` and `envs.py` of the wheels f
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from kvexp.contract import Deployment, InvalidValue, Knobs, Model, Quantization, Speculation
+from kvexp.contract import Deployment, InvalidValue, Knobs, Quantization, Speculation
 from kvexp_vllm.defaults import BALANCED
 from kvexp_vllm.graphs import FULL, LARGEST_SINCE, NONE
 from kvexp_vllm.rules import V1_COLUMNS, is_v0, patch_release_of
@@ -125,7 +124,7 @@ def note(deployment: Deployment) -> str:
     asked = deployment.quantization
     if asked is None or asked in WHILE_LOADING or deployment.model.quantization_config is not None:
         return ""
-    served = _checkpoint(deployment.model)
+    served = deployment.model.checkpoint
     return f"weights of a checkpoint in {asked.value}, to be served in place of {served}"
 
 
@@ -144,7 +143,7 @@ def _variables(deployment: Deployment, options: Mapping[str, Any]) -> Iterator[s
 def _values(deployment: Deployment, options: Mapping[str, Any]) -> Iterator[str]:
     """What every engine has, by vLLM's names."""
     release = patch_release_of(options["version"])
-    yield f"{_start(release)} {shlex.quote(_checkpoint(deployment.model))}"
+    yield f"{_start(release)} {shlex.quote(deployment.model.checkpoint)}"
     yield f"--gpu-memory-utilization {deployment.util:g}"
     yield f"--block-size {deployment.block_size} --max-model-len {deployment.max_model_len}"
     yield f"--max-num-batched-tokens {deployment.max_num_batched_tokens}"
@@ -174,14 +173,6 @@ def _start(release: tuple[int, int, int]) -> str:
     if release >= SERVE_SINCE:
         return "vllm serve"
     return "python -m vllm.entrypoints.openai.api_server --model"
-
-
-def _checkpoint(model: Model) -> str:
-    """A Hugging Face id, or what vLLM opens of a path: a folder or a GGUF file."""
-    if model.path is None:
-        return model.hf_id
-    path = Path(model.path)
-    return str(path.parent if path.suffix in (".json", ".safetensors") else path)
 
 
 def _quantization(deployment: Deployment, release: tuple[int, int, int]) -> Iterator[str]:
@@ -261,14 +252,14 @@ def _speculative(deployment: Deployment, release: tuple[int, int, int]) -> Itera
         return
     draft = drafts.draft if drafts.method != "mtp" else None
     if release >= SPECULATIVE_CONFIG_SINCE:
-        model = {} if draft is None else {"model": _checkpoint(draft)}
+        model = {} if draft is None else {"model": draft.checkpoint}
         is_named = drafts.method != "mtp" or release >= MTP_SINCE
         method = {"method": drafts.method} if is_named else {}
         config = {**method, **model, "num_speculative_tokens": drafts.num_tokens}
         yield f"--speculative-config {_json(config)}"
         return
     if draft is not None:
-        yield f"--speculative-model {shlex.quote(_checkpoint(draft))}"
+        yield f"--speculative-model {shlex.quote(draft.checkpoint)}"
     if drafts.method == "ngram":
         yield f"--speculative-model '[ngram]' --ngram-prompt-lookup-max {NGRAM_WINDOW}"
     yield f"--num-speculative-tokens {drafts.num_tokens}"

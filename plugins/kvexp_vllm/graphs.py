@@ -8,7 +8,7 @@ whose sizes end with the requests.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvexp.contract import Deployment, InvalidValue
+from kvexp.contract import Deployment, InvalidValue, check_count
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 NONE, PIECEWISE, FULL = "none", "piecewise", "full"
@@ -61,10 +61,8 @@ def check(asked: Asked) -> None:
         raise InvalidValue(
             f"engine.cudagraph_capture_sizes must be batch sizes from 1 on, got {list(given)}"
         )
-    if asked.largest is not None and asked.largest < 1:
-        raise InvalidValue(
-            f"engine.max_cudagraph_capture_size must be at least 1, got {asked.largest}"
-        )
+    if asked.largest is not None:
+        check_count("engine.max_cudagraph_capture_size", asked.largest)
     if asked.mode is not None and asked.mode not in MODES:
         raise InvalidValue(
             f"engine.cudagraph_mode must be one of {', '.join(MODES)}, got {asked.mode!r}"

@@ -5,11 +5,13 @@ reached, so that the last one may go beyond it. V0 brings all of a layer's own b
 runs (`functional_call`); V1 maps them, and its forward copies nothing (UVA).
 """
 
-import math
 from dataclasses import dataclass, field
 
 from kvexp.contract import GIB, Deployment, InvalidValue, Quantization, Tensor
 from kvexp_vllm.rules import VersionRules, patch_release_of
+
+MOST_GIB = 1 << 20
+"""No host has more memory."""
 
 V1_SINCE = (0, 8, 3)
 REPACKED = (Quantization.w4a16, Quantization.awq, Quantization.gptq, Quantization.mxfp4)
@@ -46,8 +48,8 @@ def check(size_gib: float, version: str, rules: VersionRules, *, lora: bool) -> 
         InvalidValue: it is negative, or the release refuses it.
     """
     key, release = "engine.cpu_offload_gb", patch_release_of(version)
-    if not 0 <= size_gib < math.inf:
-        raise InvalidValue(f"{key} must be at least 0 and finite, got {size_gib:g}")
+    if not 0 <= size_gib <= MOST_GIB:
+        raise InvalidValue(f"{key} must be from 0 to {MOST_GIB} GiB, got {size_gib:g}")
     if not size_gib:
         return
     if not rules.is_v0 and release < V1_SINCE:

@@ -1,6 +1,7 @@
 """Five engines, one question: the same model and card, explained term by term."""
 
 import io
+import json
 
 import pytest
 
@@ -40,6 +41,33 @@ def test_the_table_names_base_terms_differences_and_flags(rows):
     assert "sglang against vllm: cache " in text
     assert "lmdeploy: to paste: lmdeploy serve api_server Qwen/Qwen3-8B" in text
     assert "used before load is not charged" in text
+
+
+STARTS = {
+    "vllm": "vllm serve {}",
+    "nano_vllm": 'LLM("{}", ',
+    "sglang": "python -m sglang.launch_server --model-path {}",
+    "tensorrt_llm": "trtllm-serve {}",
+    "lmdeploy": "lmdeploy serve api_server {}",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_line_to_paste_names_what_the_engine_opens(engine, tmp_path):
+    config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024}
+    config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1000}
+    config |= {"max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    opened = {
+        "model=llama3_8b": "meta-llama/Meta-Llama-3-8B",
+        "model=unsloth/Meta-Llama-3.1-8B-Instruct": "unsloth/Meta-Llama-3.1-8B-Instruct",
+        f"model=hf model.path={tmp_path}": tmp_path,
+        f"model=hf model.path={tmp_path}/config.json": tmp_path,
+        f"model=hf model.path={tmp_path} model.hf_id=a/b": tmp_path,
+    }
+    for asked, place in opened.items():
+        flags = kvexp.run([*asked.split(), "gpu=h100", f"engine={engine}"]).effective["flags"]
+        assert flags.startswith(STARTS[engine].format(place)), asked
 
 
 def test_points_of_one_engine_are_not_compared(rows):

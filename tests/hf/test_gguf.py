@@ -100,6 +100,16 @@ def test_weights_are_the_files_not_16_bits(tmp_path):
     assert "scaled to the checkpoint" in result.profile.weights.reason
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "nano_vllm", "tensorrt_llm", "lmdeploy"])
+def test_the_line_to_paste_is_of_engines_that_open_gguf(tmp_path, engine):
+    path = tmp_path / "small.gguf"
+    path.write_bytes(gguf())
+    for given in (path, tmp_path):
+        asked = ["model=hf", f"model.path={given}", "gpu=h200", f"engine={engine}"]
+        flags = kvexp.run(asked).effective["flags"]
+        assert f" {path} " in flags if engine in ("vllm", "sglang") else flags == ""
+
+
 def test_a_folder_of_one_gguf_is_that_file(tmp_path):
     (tmp_path / "only.gguf").write_bytes(gguf())
     assert read_model(tmp_path).name == "only"

@@ -210,6 +210,15 @@ def test_a_side_of_images_is_one_number_or_two(read):
     assert two.encoder == one.encoder
 
 
+def test_a_fact_that_follows_from_others_is_named_with_the_file(tmp_path):
+    config = {**MISTRAL4, "qk_nope_head_dim": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidValue, match=r"^config\.json: head_dim must be at most 65536, got"):
+        read_model(tmp_path)
+    with pytest.raises(InvalidValue, match=r"^model\.head_dim must be at least 1 "):
+        read_model(tmp_path, given={"head_dim": 0})
+
+
 def test_grok1_has_experts_alone(read):
     model = read(GROK1)
     one_expert = 3 * 6144 * 32768

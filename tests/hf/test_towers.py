@@ -1,7 +1,11 @@
 """Parameters of encoders from a config.json alone, against the modules that transformers builds."""
 
+import json
+
 import pytest
 
+from kvexp.errors import InvalidValue
+from kvexp.hf import read_model
 from kvexp.hf.decoder import decoder_facts
 
 TEXT = {
@@ -173,3 +177,40 @@ def test_what_an_encoder_lacks_is_its_classs_and_noted():
     assert facts["encoder"].hidden_size == 1152
     for name in ("num_hidden_layers", "embed_dim", "intermediate_size", "patch_size"):
         assert any(name in note for note in notes)
+
+
+VISION = {**SIGLIP, "image_size": 896, "intermediate_size": 4304, "num_hidden_layers": 27}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("image_size", "abc", "must be a whole number, got 'abc'"),
+        ("image_size", 0, "must be at least 1 and no more than 65536, got 0"),
+        ("image_size", -1, "must be at least 1 and no more than 65536, got -1"),
+        ("image_size", 10**9, "must be at least 1 and no more than 65536, got 1000000000"),
+        ("image_size", 13, "must be at least patch_size (14), got 13"),
+        ("patch_size", 10**9, "must be at least 1 and no more than 1024, got 1000000000"),
+        ("hidden_size", 2**39, "must be at least 1 and no more than 1048576, got 549755813888"),
+        ("num_hidden_layers", 2**39, "must be at least 1 and no more than 10000, got 549755813888"),
+    ],
+)
+@pytest.mark.parametrize("file", ["config.json", "mine.json"])
+def test_a_wrong_size_of_images_is_named_as_the_file_names_it(tmp_path, file, key, value, message):
+    vision = {**VISION, key: value}
+    config = {"model_type": "gemma3", "text_config": TEXT, "vision_config": vision}
+    (tmp_path / file).write_text(json.dumps(config))
+    with pytest.raises(InvalidValue) as error:
+        read_model(tmp_path / file)
+
+    assert str(error.value) == f"{file}: vision_config.{key} {message}"
+
+
+def test_sizes_of_images_that_are_absent_are_those_of_the_class_and_noted(tmp_path):
+    vision = {name: value for name, value in VISION.items() if name != "image_size"}
+    config = {"model_type": "gemma3", "text_config": TEXT, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = read_model(tmp_path)
+
+    assert model.encoder.patches_per_item == 64 * 64
+    assert any("vision_config.image_size is not given: 896" in note for note in model.notes)
