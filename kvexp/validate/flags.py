@@ -1,7 +1,7 @@
 """Flags in the words of whoever kept a log: a command line, assignments, or prose."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,10 @@ class Flags:
         taken = [each for each in self._found if each.words.lower().startswith(start)]
         self._found = [each for each in self._found if each not in taken]
         return taken
+
+    def add(self, flags: Iterable[Flag]) -> None:
+        """Flags that stand for others which were taken."""
+        self._found += flags
 
     @property
     def left(self) -> tuple[Flag, ...]:

@@ -44,14 +44,11 @@ def room(knobs: Knobs, targets: Sequence[str] | None, release: tuple[int, ...]) 
     Raises:
         InvalidValue: the rank is not given, or the buffers of the model are not known.
     """
-    asked, model = knobs.lora, knobs.model
+    asked, model, named = knobs.lora, knobs.model, modules(targets)
     if not asked.is_asked:
-        if targets is not None:
-            raise InvalidValue("engine.lora_target_modules needs lora.max_rank")
         return None
     if asked.max_rank is None:
         raise InvalidValue("lora.max_rank must be given for SGLang, which reads it from adapters")
-    named = modules(targets)
     problem = _unknown(model)
     if problem is not None:
         raise InvalidValue(f"lora is not known for {model.name} with SGLang: it has {problem}")
