@@ -130,8 +130,8 @@ def norms(draft: Model, dtype: DType, method: str, index: int) -> list[Tensor]:
     return found
 
 
-def alone(deployment: Deployment) -> Deployment:
-    """The draft as if it were the model, stored as its checkpoint says.
+def alone(deployment: Deployment, tp: int | None = None) -> Deployment:
+    """The draft as if it were the model, stored as its checkpoint says; `tp`: on fewer ranks.
 
     Drafting layers of the model's own are stored as the model.
     """
@@ -141,7 +141,14 @@ def alone(deployment: Deployment) -> Deployment:
     stored = own.method if own is not None else None
     if speculation.method == "mtp":
         stored = deployment.quantization
-    return replace(deployment, model=draft, quantization=stored, speculation=None, pp=1)
+    return replace(
+        deployment,
+        model=draft,
+        quantization=stored,
+        speculation=None,
+        pp=1,
+        tp=deployment.tp if tp is None else tp,
+    )
 
 
 def shape(deployment: Deployment) -> RankShape:
@@ -153,26 +160,28 @@ def shape(deployment: Deployment) -> RankShape:
     )
 
 
-def weights_bytes(deployment: Deployment, *, vocabulary: bool) -> int:
-    """Tensors of the draft on one rank, through the allocator with its ordinary settings.
+def weights_bytes(
+    deployment: Deployment, *, embedding: bool, head: bool, tp: int | None = None
+) -> int:
+    """Tensors of the draft on one of `tp` ranks, through the allocator with its ordinary settings.
 
-    `vocabulary`: with an embedding and a head of its own, where the model's are not used.
+    `embedding`, `head`: with tables of its own, where the model's are not used. DFlash has none,
+    EAGLE3 always a head.
     """
-    own, method = alone(deployment), _method(deployment)
+    own, method = alone(deployment, tp), _method(deployment)
     share = Slice(
         tp=own.tp, num_layers=own.model.num_hidden_layers, first_stage=True, last_stage=True
     )
     before, after = around(own.model, own.dtype, method, own.tp)
-    tables = vocabulary and method != "dflash"
     allocator = CachingAllocator()
-    if tables:
+    if embedding and method != "dflash":
         _allocate(allocator, weights.embedding(own.model, share, own.dtype))
     _allocate(allocator, before)
     for index in range(own.model.num_hidden_layers):
         _allocate(allocator, terms.matrices(own, share, index))
         _allocate(allocator, norms(own.model, own.dtype, method, index))
     _allocate(allocator, after)
-    if tables and method != "eagle3":
+    if head and method not in ("dflash", "eagle3"):
         _allocate(allocator, _head(own.model, share, own.dtype, method))
     return allocator.allocated_bytes
 

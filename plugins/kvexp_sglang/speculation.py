@@ -120,7 +120,7 @@ def part(deployment: Deployment, release: tuple[int, ...]) -> Part | None:
     draft = deployment.draft
     if draft is None or release < COUNTED_SINCE:
         return None
-    size = drafts.weights_bytes(deployment, vocabulary=True)
+    size = drafts.weights_bytes(deployment, embedding=True, head=True)
     shared = deployment.speculation is not None and deployment.speculation.method in (
         *drafts.EAGLES,
         "mtp",
@@ -178,7 +178,7 @@ def plan_notes(
         notes.append(f"{gib(beyond)} of the draft's cache come out of what is held back")
     if release < COUNTED_SINCE:
         own = deployment.speculation is not None and deployment.speculation.method == "draft_model"
-        size = drafts.weights_bytes(deployment, vocabulary=own)
+        size = drafts.weights_bytes(deployment, embedding=own, head=own)
         notes.append(
             f"SGLang {_text(release)} loads the draft after the pool: {gib(size)} of weights come"
             " out of what is held back"

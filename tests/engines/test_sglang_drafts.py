@@ -60,9 +60,11 @@ def test_a_models_own_draft_is_loaded_with_a_copy_of_the_vocabulary(deploy):
     _, fp8 = deploy("sglang", "model=qwen35_27b", "speculative.method=mtp", "quantization=fp8")
     _, bf16 = deploy("sglang", "model=qwen35_27b", "speculative.method=mtp")
 
-    assert round(weights_bytes(fp8, vocabulary=True) / GIB, 2) == 5.18
-    assert round(weights_bytes(bf16, vocabulary=True) / GIB, 2) == 5.53
-    assert round(weights_bytes(bf16, vocabulary=False) / GIB, 2) == pytest.approx(0.80, abs=0.011)
+    assert round(weights_bytes(fp8, embedding=True, head=True) / GIB, 2) == 5.18
+    assert round(weights_bytes(bf16, embedding=True, head=True) / GIB, 2) == 5.53
+    assert round(weights_bytes(bf16, embedding=False, head=False) / GIB, 2) == pytest.approx(
+        0.80, abs=0.011
+    )
 
 
 @pytest.mark.parametrize(

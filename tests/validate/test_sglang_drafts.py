@@ -153,3 +153,24 @@ def test_a_raw_log_with_a_draft_is_predicted_with_it():
     assert found.used["speculative_method"] == "mtp"
     assert found.used["speculative_num_tokens"] == 3
     assert not [note for note in found.assumptions if "speculative" in note]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "expected"),
+    [
+        (
+            "tensorrt-llm",
+            "speculative_config={'decoding_type': 'MTP', 'num_nextn_predict_layers': 3}",
+            ("mtp", None, 3),
+        ),
+        (
+            "lmdeploy",
+            "--speculative-algorithm deepseek_mtp --speculative-num-draft-tokens 2",
+            ("mtp", None, 2),
+        ),
+    ],
+)
+def test_other_engines_name_drafts_in_their_own_words(engine, flags, expected):
+    inputs = replace(LLAMA, engine=engine, engine_version=None, model="deepseek-ai/DeepSeek-V3")
+
+    assert drafted(request_with(flags, replace(inputs, gpu="H200", tp=8))) == expected
