@@ -45,7 +45,7 @@ def chosen(knobs: Knobs, methods: Sequence[str]) -> tuple[str, Model | None]:
         InvalidValue: something is missing, not known or does not belong together.
     """
     asked = knobs.speculative
-    method = asked.method or _method_of(asked.model, asked.draft)
+    method = asked.method or _method_of(asked.model, asked.draft, methods)
     if method not in methods:
         raise InvalidValue(
             f"speculative.method must be one of {', '.join(methods)}, got {method!r}: what others"
@@ -202,14 +202,14 @@ def _method(deployment: Deployment) -> str:
     return deployment.speculation.method
 
 
-def _method_of(model: str | None, draft: Model | None) -> str:
+def _method_of(model: str | None, draft: Model | None, methods: Sequence[str]) -> str:
     """The method by the drafting model's name or class."""
     if model in ("ngram", "[ngram]"):
         raise InvalidValue("write speculative.method=ngram rather than speculative.model=ngram")
     if model is None:
+        alone = ", ".join(each for each in methods if each not in WITH_MODEL)
         raise InvalidValue(
-            "speculative.num_tokens needs speculative.method (mtp, ngram, suffix) or"
-            " speculative.model"
+            f"speculative.num_tokens needs speculative.method ({alone}) or speculative.model"
         )
     names = f"{model} {draft.hf_id if draft else ''}".lower()
     if "eagle3" in names or (draft is not None and draft.is_eagle3):

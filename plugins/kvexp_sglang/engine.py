@@ -84,7 +84,7 @@ class Sglang(FreeMemoryEngine):
             )
         kv_dtype = terms.cache_dtype(knobs, self.title, tuple(flags.CACHE_DTYPES))
         chunk = knobs.max_num_batched_tokens or fraction.card_row(knobs.gpu.total_bytes).chunk
-        drafts = speculation.resolve(knobs, release)
+        drafts = speculation.resolve(knobs, release, self.num_draft_layers)
         util = knobs.util
         if util is None:
             method = None if drafts is None else drafts.method

@@ -66,12 +66,14 @@ _RESERVES = (
 """What the automatic fraction held back for a draft, by method and first release."""
 
 
-def resolve(knobs: Knobs, release: tuple[int, ...]) -> Speculation | None:
+def resolve(knobs: Knobs, release: tuple[int, ...], given_layers: int | None) -> Speculation | None:
     """The method, the drafted tokens that a step verifies and the drafting model.
 
     Raises:
         InvalidValue: something is missing, not known for the release or does not belong together.
     """
+    if given_layers is not None and given_layers < 0:
+        raise InvalidValue(f"engine.num_draft_layers must be at least 0, got {given_layers}")
     if not knobs.speculative.is_asked:
         return None
     if release < SINCE:

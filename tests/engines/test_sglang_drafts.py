@@ -240,6 +240,8 @@ def test_states_of_older_releases_were_a_reserve_of_all_requests(deploy):
             "its layers keep states",
         ),
         (("speculative.method=eagle3",), "speculative.model must be given"),
+        (("speculative.num_tokens=2",), r"needs speculative.method \(mtp, ngram\)"),
+        (("engine.num_draft_layers=-1",), "must be at least 0, got -1"),
     ],
 )
 def test_what_is_not_known_is_refused_in_one_line(deploy, overrides, said):
