@@ -15,7 +15,7 @@ SGLANG = Dialect(
             after="free_gib",
         ),
         Line(
-            r"Mamba Cache is allocated\. max_mamba_cache_size: {slots}, "
+            r"Mamba Cache is allocated\. max_mamba_cache_size: {state_slots}, "
             r"conv_state size: {conv_state_gib}GB, ssm_state size: {ssm_state_gib}GB"
             r"(?:\s*intermediate_ssm_state_cache size: {draft_ssm_state_gib}GB)?"
         ),

@@ -43,13 +43,17 @@ def translate(flags: Flags, model_text: str, model: Model) -> list[str]:
     for each in targets:
         value = [each.value] if isinstance(each.value, str) else each.value
         found.append(Flag(each.name, value, each.words))
-    if not any(flag.name == "speculative_config" for flag in found):
-        said = _said(flags, model_text)
-        if said is not None and drafts.has_mtp(model):
-            flags.add([*found, Flag("speculative_config", {"method": "mtp"}, said)])
-            return [f"{said!r} counted as the model's own drafting layers"]
+    notes = []
+    said = _said(flags, model_text)
+    if said is not None and not any(flag.name == "speculative_config" for flag in found):
+        if drafts.has_mtp(model):
+            flags.take_words(said.lower())
+            found.append(Flag("speculative_config", {"method": "mtp"}, said))
+            notes.append(f"{said!r} counted as the model's own drafting layers")
+        else:
+            notes.append(f"{said!r}: no rule for a draft that is not named")
     flags.add(found)
-    return []
+    return notes
 
 
 def without_draft(model_text: str) -> str:
@@ -102,11 +106,5 @@ def _adapters(flags: Flags) -> Iterator[Flag]:
 
 def _said(flags: Flags, model_text: str) -> str | None:
     """Words about a draft, beside the model's name or among the flags."""
-    for note in _NOTE.findall(model_text):
-        if _DRAFTED.search(note):
-            return str(note)
-    for flag in flags.left:
-        if flag.is_prose and _DRAFTED.search(flag.words):
-            flags.take_words(flag.words.lower())
-            return flag.words
-    return None
+    prose = (flag.words for flag in flags.left if flag.is_prose)
+    return next(filter(_DRAFTED.search, (*_NOTE.findall(model_text), *prose)), None)

@@ -198,8 +198,10 @@ def flags(deployment: Deployment, release: tuple[int, ...], given_layers: int | 
         return []
     method, tokens = speculation.method, speculation.num_tokens
     words = [f"--speculative-algorithm {ALGORITHMS[method]}"]
-    draft = deployment.model if method == "mtp" and given_layers else speculation.draft
-    if draft is not None and draft.name != f"{deployment.model.name}_mtp":
+    draft = speculation.draft
+    if method == "mtp":
+        draft = deployment.model if given_layers else None
+    if draft is not None:
         words.append(f"--speculative-draft-model-path {shlex.quote(draft.path or draft.hf_id)}")
     if tokens == default_tokens(deployment.model, method, release):
         return words

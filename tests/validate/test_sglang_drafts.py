@@ -117,6 +117,7 @@ def test_a_draft_in_brackets_is_the_models_own_and_leaves_room_for_none():
     tokens = found.values["kv_tokens"]
     assert tokens.best < plain.values["kv_tokens"].best <= tokens.high
     llama = predict(replace(SGL, model="meta-llama/Llama-3.1-8B-Instruct (with draft)"))
+    assert "'with draft': no rule for a draft that is not named" in llama.assumptions
     assert llama.values["kv_tokens"].best == predict(SGL).values["kv_tokens"].best
 
 
@@ -130,7 +131,7 @@ def test_a_log_tells_the_models_pool_from_the_drafts():
     extra = found["extra"]
     assert (extra["draft_kv_gib"], extra["draft_weights_gib"]) == (2.16, 2.60)
     assert (extra["draft_graph_gib"], extra["draft_extend_graph_gib"]) == (0.10, 0.05)
-    assert (extra["slots"], extra["draft_ssm_state_gib"]) == (12, 1.12)
+    assert (extra["state_slots"], extra["draft_ssm_state_gib"]) == (12, 1.12)
     assert (extra["avail_after_pool_gib"], extra["draft_avail_after_pool_gib"]) == (8.40, 6.23)
     assert extra["free_gib"] == 17.50  # the draft was loaded before the pool was sized
 
