@@ -1,6 +1,6 @@
 """All that a plugin may import from kvexp."""
 
-from kvexp import cache, layers, simulate, terms, weights
+from kvexp import cache, drafts, layers, simulate, terms, weights
 from kvexp.deployment import Deployment, LoraRoom, Speculation
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
@@ -101,6 +101,7 @@ __all__ = [
     "config_facts",
     "config_json",
     "config_path",
+    "drafts",
     "gib",
     "import_libraries",
     "layers",

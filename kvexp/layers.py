@@ -1,6 +1,7 @@
 """What one layer caches on one rank, in elements, before any engine's layout and dtype."""
 
 import math
+from dataclasses import replace
 
 from kvexp import cache
 from kvexp.deployment import Deployment
@@ -62,9 +63,13 @@ def indexer_bytes(deployment: Deployment) -> int:
 
 
 def state_elements(deployment: Deployment, shape: RankShape) -> tuple[int, int]:
-    """Elements of the convolution and of the recurrent state of one request on one rank."""
+    """Elements of the convolution and of the recurrent state of one request on one rank.
+
+    Those of drafted tokens, which vLLM keeps in the same state, are not among them.
+    """
     convolution = recurrent = 0
-    for spec in cache.layer_specs(deployment, shape).values():
+    plain = replace(deployment, speculation=None)
+    for spec in cache.layer_specs(plain, shape).values():
         if not isinstance(spec, MambaSpec):
             continue
         for sides in spec.shapes:

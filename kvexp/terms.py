@@ -11,7 +11,7 @@ from kvexp.request import AUTO_FIT, Knobs, Model
 from kvexp.results import Part, Provenance
 from kvexp.simulate.allocator import CachingAllocator
 from kvexp.units import MIB
-from kvexp.weights import Slice
+from kvexp.weights import Slice, Tensor
 
 WORKSPACE_BYTES = 32 * MIB  # cuBLAS on compute capability 9.0
 COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
@@ -44,7 +44,7 @@ def weights_bytes(deployment: Deployment, shape: RankShape) -> int:
 
 
 def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
-    model, dtype, stored = deployment.model, deployment.dtype, deployment.quantization
+    model, dtype = deployment.model, deployment.dtype
     share = Slice(
         tp=deployment.tp,
         num_layers=shape.num_layers,
@@ -57,11 +57,17 @@ def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
     if rotary:
         yield rotary  # one fp32 cos/sin cache
     for index in layers.of_rank(shape):
-        yield from (t.size_bytes for t in weights.attention(model, share, dtype, stored, index))
-        yield from (t.size_bytes for t in weights.attention_norms(model, dtype, index))
-        yield from (t.size_bytes for t in weights.mlp(model, share, dtype, stored, index))
+        yield from (t.size_bytes for t in matrices(deployment, share, index))
         yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
     yield from (t.size_bytes for t in weights.head(model, share, dtype))
+
+
+def matrices(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:
+    """The tensors of one layer's attention and MLP on one rank."""
+    model, dtype, stored = deployment.model, deployment.dtype, deployment.quantization
+    yield from weights.attention(model, share, dtype, stored, index)
+    yield from weights.attention_norms(model, dtype, index)
+    yield from weights.mlp(model, share, dtype, stored, index)
 
 
 def forward_bytes(deployment: Deployment, *, tokens: int, rows: int) -> int:

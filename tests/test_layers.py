@@ -29,6 +29,7 @@ LAYERS = [
     "cache",
     "layers",
     "terms",
+    "drafts",
     "free_memory",
     "gpu_lock",
     "nvml",

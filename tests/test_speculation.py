@@ -5,7 +5,7 @@ import json
 import pytest
 
 import kvexp
-from kvexp import weights
+from kvexp import drafts, weights
 from kvexp.deployment import Deployment
 from kvexp.dtypes import DType
 from kvexp.hf import read_model
@@ -66,7 +66,7 @@ def test_drafts_take_what_vllms_own_classes_take(tmp_path, method, config, own_c
         *before,
         *weights.attention(draft, share, DType.bf16, None, 0),
         *weights.mlp(draft, share, DType.bf16, None, 0),
-        *speculation.norms(draft, DType.bf16, method, 0),
+        *drafts.norms(draft, DType.bf16, method, 0),
         *after,
     ]
 

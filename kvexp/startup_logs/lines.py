@@ -18,19 +18,25 @@ _UNITS = {"_mb": 1 / 1024, "_bytes": 1 / 2**30}
 """Endings of group names whose numbers become GiB; MB in these logs are binary."""
 
 
+DRAFT = "draft_"
+"""What the keys of figures of a model that drafts begin with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line that an engine prints.
 
     The pattern is a regular expression with `{key}` for a number; other named groups are keys too.
     `outcome` is what the line says of the start. `resets` marks the line with which an engine
-    begins; `precedes` one that is printed before it, of inputs of the start to come.
+    begins; `precedes` one that is printed before it, of inputs of the start to come. Where a rank
+    has printed the figure `after` already, the line's figures are those of the model that drafts.
     """
 
     pattern: str
     outcome: str | None = None
     resets: bool = False
     precedes: bool = False
+    after: str = ""
 
     def find_all(self, text: str) -> Iterator[re.Match[str]]:
         """Wherever a log has the line."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvexp.startup_logs.keys import INPUTS, OUTPUTS
-from kvexp.startup_logs.lines import TEXTS, Dialect, Introduction, Line, Value, values
+from kvexp.startup_logs.lines import DRAFT, TEXTS, Dialect, Introduction, Line, Value, values
 from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.options import human_int, inside, items, served, words, written
 from kvexp.startup_logs.sglang import SGLANG
@@ -127,14 +127,19 @@ class _Reading:
             self._begin(re.search(self.dialect.engines, before))
         elif line.precedes:
             self._precede()
-        rank = re.search(self.dialect.ranks, before)
+        found = re.search(self.dialect.ranks, before)
+        rank = found[1] if found else ""
+        of_draft = rank in self._figures.get(line.after, {})
         for key, value in values(match):
-            if key in INPUTS:
+            if of_draft:
+                if key not in INPUTS:
+                    self._figures.setdefault(f"{DRAFT}{key}", {})[rank] = value
+            elif key in INPUTS:
                 self._of_inputs.inputs[key] = value
             elif key in self.dialect.costs.defaults and key not in OUTPUTS:
                 self._of_inputs.flags[key] = value
             else:
-                self._start.figures.setdefault(key, {})[rank[1] if rank else ""] = value
+                self._figures.setdefault(key, {})[rank] = value
         self._start.outcome = line.outcome or self._start.outcome
 
     def _begin(self, named: re.Match[str] | None) -> None:
@@ -246,11 +251,25 @@ class _Reading:
             for rank in ranks
         }
 
+    def _settle_draft(self, figures: dict[str, Value]) -> None:
+        """A draft that was loaded before the pool was sized leaves less free for it."""
+        free, pool = (figures.get(f"{DRAFT}free_gib"), figures.get("avail_after_pool_gib"))
+        if free is not None and (pool is None or float(free) > float(pool)):
+            figures["free_gib"] = free
+        figures.pop(f"{DRAFT}free_gib", None)
+        figures.pop(f"{DRAFT}kv_tokens", None)
+        cache = figures.pop(f"{DRAFT}available_kv_gib", None)
+        if cache is not None:
+            figures[f"{DRAFT}kv_gib"] = cache
+
     def _settle(self, figures: dict[str, Value]) -> None:
         """Figures that are sums of others, and inputs that only figures tell."""
-        halves = [figures.pop(key, None) for key in ("k_gib", "v_gib")]
-        if None not in halves:
-            figures["available_kv_gib"] = round(sum(float(each or 0) for each in halves), 4)
+        for of in ("", DRAFT):
+            halves = [figures.pop(f"{of}{key}", None) for key in ("k_gib", "v_gib")]
+            if None not in halves:
+                total = round(sum(float(each or 0) for each in halves), 4)
+                figures[f"{of}available_kv_gib"] = total
+        self._settle_draft(figures)
         peak, weights = figures.get("peak_torch_gib"), figures.get("weights_gib")
         if peak is not None and weights is not None:
             figures["activation_peak_gib"] = round(float(peak) - float(weights), 4)

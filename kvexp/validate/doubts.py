@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvexp.units import GIB
-from kvexp.validate import versions
+from kvexp.validate import sglang, versions
 from kvexp.validate.case import Inputs
 from kvexp.validate.prediction import Interval, Prediction
 
@@ -64,6 +64,10 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
         yield [replace(inputs, enforce_eager=True)]
     if not inputs.is_stated("other_flags") and not inputs.other_flags and vllm:
         yield [replace(inputs, other_flags=flags) for flags in _limits(inputs.engine_version)]
+    if inputs.engine.lower() == "sglang" and "speculative_method" in prediction.used:
+        plain = sglang.without_draft(inputs.model or "")
+        if plain != inputs.model:  # nothing more is known of the draft
+            yield [replace(inputs, model=plain)]
     first = versions.first_patch(inputs.engine, inputs.engine_version)
     if first is not None:
         yield [replace(inputs, engine_version=first)]

@@ -1,7 +1,7 @@
 """Flags in the words of whoever kept a log: a command line, assignments, or prose."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,6 +87,10 @@ class Flags:
         taken = [(each, match) for each, match in found if match is not None]
         self._found = [each for each, match in found if match is None]
         return taken
+
+    def add(self, flags: Iterable[Flag]) -> None:
+        """Flags that stand for others which were taken."""
+        self._found += flags
 
     @property
     def left(self) -> tuple[Flag, ...]:

@@ -231,11 +231,16 @@ def _captured(result: Result) -> Interval | None:
 
 
 def _cache_bytes(result: Result) -> int | None:
-    """What the engine prints: vLLM what is left for the cache, the others what the cache takes."""
+    """What the engine prints: vLLM what is left for the cache, the others what the cache takes.
+
+    A draft's own pool has a line of its own.
+    """
     if result.budget is None:
         return None
     if result.effective.get("engine") == "vllm":
         return result.budget.available_bytes
+    if "speculative_method" in result.effective:
+        return sum(g.num_blocks * g.page_size_bytes * g.num_layers for g in result.groups)
     return result.budget.kv_cache_bytes
 
 

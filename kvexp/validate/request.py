@@ -15,7 +15,7 @@ from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
-from kvexp.validate import compilation, features, models, versions
+from kvexp.validate import compilation, features, models, sglang, speculative, versions
 from kvexp.validate.cards import Card, Cards
 from kvexp.validate.case import Inputs
 from kvexp.validate.flags import Flags
@@ -197,6 +197,10 @@ class _Draft:
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
         self._captured_among(given)
+        if self.option == "sglang":
+            self.notes += sglang.translate(given, self.inputs.model or "", self.known)
+        elif self.option in ("lmdeploy", "tensorrt_llm"):
+            speculative.translate(given)
         cls = known.plugins[self.option]
         release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
         own = features.options(given, cls, release)

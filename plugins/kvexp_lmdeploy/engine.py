@@ -23,7 +23,7 @@ from kvexp.contract import (
     layers,
     terms,
 )
-from kvexp_lmdeploy import rules
+from kvexp_lmdeploy import rules, speculation
 
 BACKENDS = ("pytorch", "turbomind")
 LEAST_BLOCKS = {"pytorch": 3, "turbomind": 1}
@@ -42,6 +42,7 @@ class Lmdeploy(FreeMemoryEngine):
     backend: str | None = None
     num_gpu_blocks: int = 0
 
+    counts: ClassVar[tuple[str, ...]] = ("speculative",)
     title: ClassVar[str] = "LMDeploy"
     base: ClassVar[str] = "free after load"
     fraction_name: ClassVar[str] = "cache_max_entry_count"
@@ -88,6 +89,7 @@ class Lmdeploy(FreeMemoryEngine):
             total_bytes=knobs.gpu.total_bytes,
             free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
+            speculation=speculation.resolve(knobs, backend),
             notes=(*knobs.model.notes, *self._notes(knobs, backend)),
         )
 
@@ -113,7 +115,12 @@ class Lmdeploy(FreeMemoryEngine):
             words.append(f"--quant-policy {bits}")
         if deployment.usage == "pytorch" and deployment.enforce_eager:
             words.append("--eager-mode")
+        words += speculation.flags(deployment)
         return " ".join(words)
+
+    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_weights`; the first rank may have the draft alone."""
+        return speculation.with_draft(super().predict_weights(deployment, shape), deployment, shape)
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """What the largest prefill takes; LMDeploy does not subtract it."""
@@ -205,7 +212,7 @@ class Lmdeploy(FreeMemoryEngine):
                     kind="full",
                     num_layers=num_layers,
                     block_size=size,
-                    page_size_bytes=sizes[rank] // num_layers,
+                    page_size_bytes=self._model_block_bytes(deployment, rank) // num_layers,
                     num_blocks=blocks,
                     blocks_per_request=per_request,
                 ),
@@ -237,6 +244,12 @@ class Lmdeploy(FreeMemoryEngine):
         return backend == "turbomind" and rules.release_of(self.version) < rules.FREE_SINCE
 
     def _block_bytes(self, deployment: Deployment, shape: RankShape) -> int:
+        """The model's and, where the rank has it, the draft's."""
+        own = self._model_block_bytes(deployment, shape.rank)
+        return own + speculation.block_bytes(deployment, shape)
+
+    def _model_block_bytes(self, deployment: Deployment, rank: int) -> int:
+        shape = self.ranks(deployment)[rank]
         if deployment.usage == "pytorch":
             return rules.pytorch_block_bytes(deployment, shape)
         return rules.turbomind_block_bytes(deployment, shape)
@@ -248,7 +261,7 @@ class Lmdeploy(FreeMemoryEngine):
         shape = self.ranks(deployment)[0]
         parts = []
         slots = deployment.max_num_seqs + rules.SPARE_SLOTS
-        states = slots * rules.slot_bytes(deployment, shape)
+        states = slots * speculation.slot_bytes(deployment, shape)
         if states:
             parts.append(terms.assumed("recurrent_states", states, f"{slots:,} slots, unverified"))
         free = left_bytes - states

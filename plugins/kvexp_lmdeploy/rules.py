@@ -115,13 +115,13 @@ def runtime_bytes(deployment: Deployment, free_bytes: int, block_bytes: int) -> 
     return -1
 
 
-def slot_bytes(deployment: Deployment, shape: RankShape) -> int:
-    """Recurrent states of one request on one rank, in the dtypes of the model."""
+def slot_bytes(deployment: Deployment, shape: RankShape) -> tuple[int, int]:
+    """Bytes of a request's convolution and recurrent state on one rank, in the model's dtypes."""
     convolution, recurrent = layers.state_elements(deployment, shape)
     model = deployment.model
     kept = model.mamba or model.linear
     dtype = (kept.state_dtype if kept is not None else None) or deployment.dtype
-    return convolution * deployment.dtype.itemsize_bytes + recurrent * dtype.itemsize_bytes
+    return convolution * deployment.dtype.itemsize_bytes, recurrent * dtype.itemsize_bytes
 
 
 def _aligned(size_bytes: int) -> int:

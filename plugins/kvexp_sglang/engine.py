@@ -1,7 +1,5 @@
 """The SGLang engine plugin."""
 
-import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +13,6 @@ from kvexp.contract import (
     FreeMemoryEngine,
     InvalidValue,
     Knobs,
-    KvDtype,
     KvGroup,
     Part,
     Profile,
@@ -26,18 +23,12 @@ from kvexp.contract import (
     layers,
     terms,
 )
-from kvexp_sglang import fraction, pools, refusals, states
+from kvexp_sglang import flags, fraction, lora, pools, refusals, speculation, states
+from kvexp_sglang.flags import MOST_REQUESTS
 from kvexp_sglang.pools import Cell, Pools
+from kvexp_sglang.states import Slots
 
-KV_FORMATS = (KvDtype.bf16, KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2, KvDtype.nvfp4)
-FLAG_NAMES = {
-    KvDtype.bf16: "bf16",
-    KvDtype.fp8: "fp8_e4m3",
-    KvDtype.fp8_e4m3: "fp8_e4m3",
-    KvDtype.fp8_e5m2: "fp8_e5m2",
-    KvDtype.nvfp4: "fp4_e2m1",
-}
-MOST_REQUESTS, FEWEST_REQUESTS, REQUESTS_PER_CONTEXT = 4096, 2048, 512
+FEWEST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 512
 MAX_PREFILL_TOKENS = 16384
 LOAD_GROWTH_BYTES = 64 * MIB  # Qwen2.5-0.5B on an H100: 0.98 GiB for 0.92 GiB of tensors
 KNOWN_TWO_POOLS = ("gpt_oss", "llama4_text")
@@ -50,13 +41,13 @@ class Sglang(FreeMemoryEngine):
 
     `max_total_tokens`, `swa_full_tokens_ratio`, `disable_hybrid_swa_memory`,
     `mamba_full_memory_ratio`, `max_mamba_cache_size`, `mamba_ssm_dtype`, `disable_radix_cache`,
-    `mamba_radix_cache_strategy` (`mamba_scheduler_strategy` before 0.5.14) and
-    `disable_overlap_schedule`: the engine's own options of those names.
-    `num_draft_layers`: of a draft that shares the pool.
+    `mamba_radix_cache_strategy` (`mamba_scheduler_strategy` before 0.5.14),
+    `disable_overlap_schedule` and `lora_target_modules`: the engine's own options of those names.
+    `num_draft_layers`: layers of a draft in a token's bytes; null: by `speculative` and release.
     """
 
     version: str = "0.5.23"
-    num_draft_layers: int = 0
+    num_draft_layers: int | None = None
     max_total_tokens: int | None = None
     swa_full_tokens_ratio: float | None = None
     disable_hybrid_swa_memory: bool = False
@@ -66,23 +57,22 @@ class Sglang(FreeMemoryEngine):
     disable_radix_cache: bool = False
     mamba_radix_cache_strategy: str = states.AUTO
     disable_overlap_schedule: bool = False
+    lora_target_modules: list[str] | None = None
 
-    counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition")
+    counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative")
     title: ClassVar[str] = "SGLang"
     base: ClassVar[str] = "free before load"
     fraction_name: ClassVar[str] = "mem_fraction_static"
 
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""
-        if fraction.release_of(self.version) < pools.STATES_ALONE_SINCE:
+        release = self._release
+        if release < pools.STATES_ALONE_SINCE:
             terms.check_attention(knobs.model, f"{self.title} {self.version}")
         if self.max_mamba_cache_size is not None:
             check_count("engine.max_mamba_cache_size", self.max_mamba_cache_size)
-        states.check(
-            self.mamba_radix_cache_strategy,
-            fraction.release_of(self.version),
-            overlaps=not self.disable_overlap_schedule,
-        )
+        overlaps = not self.disable_overlap_schedule
+        states.check(self.mamba_radix_cache_strategy, release, overlaps=overlaps)
         terms.check_parallel(knobs, self.title)
         length = terms.requested_len(knobs, self.title)
         longest = terms.context_len(knobs.model)
@@ -91,11 +81,15 @@ class Sglang(FreeMemoryEngine):
                 f"max_model_len must be at most {longest} for {knobs.model.name} with SGLang,"
                 f" got {length}"
             )
-        kv_dtype = terms.cache_dtype(knobs, self.title, KV_FORMATS)
+        kv_dtype = terms.cache_dtype(knobs, self.title, tuple(flags.CACHE_DTYPES))
         chunk = knobs.max_num_batched_tokens or fraction.card_row(knobs.gpu.total_bytes).chunk
+        drafts = speculation.resolve(knobs, release, self.num_draft_layers)
         util = knobs.util
         if util is None:
-            util = fraction.automatic(knobs, self.version, chunk)
+            method = None if drafts is None else drafts.method
+            reserve = speculation.reserve_mib(method, release)
+            util = fraction.automatic(knobs, self.version, chunk, reserve)
+        most = MOST_REQUESTS if drafts is None else speculation.MAX_RUNNING_REQUESTS
         return Deployment(
             model=knobs.model,
             gpu=knobs.gpu,
@@ -109,7 +103,7 @@ class Sglang(FreeMemoryEngine):
             util=util,
             max_model_len=length,
             max_num_batched_tokens=chunk,
-            max_num_seqs=knobs.max_num_seqs or MOST_REQUESTS,
+            max_num_seqs=knobs.max_num_seqs or most,
             tp=knobs.tp,
             pp=knobs.pp,
             dp=knobs.dp,
@@ -118,42 +112,14 @@ class Sglang(FreeMemoryEngine):
             total_bytes=knobs.gpu.total_bytes,
             free_bytes=terms.free_at_start(knobs, after_communicator=True),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
+            lora=lora.room(knobs, self.lora_target_modules, release),
+            speculation=drafts,
             notes=(*knobs.model.notes, *self._notes(knobs)),
         )
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
-        words = [
-            "python -m sglang.launch_server",
-            f"--model-path {shlex.quote(deployment.model.checkpoint)}",
-            f"--mem-fraction-static {deployment.util:g} --page-size {deployment.block_size}",
-            f"--context-length {deployment.max_model_len}",
-            f"--chunked-prefill-size {deployment.max_num_batched_tokens}",
-            f"--tp-size {deployment.tp} --pp-size {deployment.pp}",
-            *([f"--dp-size {deployment.dp}"] if deployment.dp > 1 else []),
-        ]
-        if deployment.kv_dtype.name != deployment.dtype.name:
-            words.append(f"--kv-cache-dtype {FLAG_NAMES[deployment.kv_dtype]}")
-        if deployment.dtype is not deployment.model.torch_dtype:
-            words.append(f"--dtype {deployment.dtype.value}")
-        if deployment.quantization is not None and deployment.model.quantization_config is None:
-            words.append(f"--quantization {deployment.quantization.value}")
-        if deployment.max_num_seqs != MOST_REQUESTS:
-            words.append(f"--max-running-requests {deployment.max_num_seqs}")
-        if self.max_total_tokens is not None:
-            words.append(f"--max-total-tokens {self.max_total_tokens}")
-        if deployment.enforce_eager:
-            words.append("--disable-cuda-graph")
-        if self.disable_radix_cache:
-            words.append("--disable-radix-cache")
-        if self.max_mamba_cache_size is not None:
-            words.append(f"--max-mamba-cache-size {self.max_mamba_cache_size}")
-        if self.mamba_radix_cache_strategy != states.AUTO:
-            name = states.flag_of(fraction.release_of(self.version))
-            words.append(f"{name} {self.mamba_radix_cache_strategy}")
-        if self.disable_overlap_schedule:
-            words.append("--disable-overlap-schedule")
-        return " ".join(words)
+        return " ".join(flags.command(deployment, self))
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """What the largest prefill takes; SGLang does not subtract it."""
@@ -172,17 +138,27 @@ class Sglang(FreeMemoryEngine):
         return terms.derived("cudagraph", 0, "captured after the pool, nothing is subtracted")
 
     def charged(self, deployment: Deployment, profile: Profile) -> tuple[Part, ...]:
-        """Weights and what loading takes; a forward does not run before the pool."""
+        """Weights, what they are served with and what loading takes; no forward runs before."""
         held = deployment.free_bytes - int(deployment.free_bytes * deployment.util)
+        beside = [
+            part
+            for part in (
+                speculation.part(deployment, self._release),
+                lora.part(deployment, self.lora_target_modules),
+            )
+            if part is not None
+        ]
+        loaded = sum(p.size_bytes for p in (profile.weights, profile.non_torch, *beside))
         return (
             profile.non_torch,
             profile.weights,
+            *beside,
             terms.derived(
                 "activation",
                 0,
                 f"not subtracted: no forward runs before the pool; {gib(profile.activation_bytes)}"
                 f" must fit into the {gib(held)} held back, graphs as well;"
-                f" {_interval(deployment, profile)}",
+                f" {fraction.interval(deployment.free_bytes, loaded, profile.activation_bytes)}",
             ),
             terms.derived("cudagraph", 0, "not subtracted: captured after the pool"),
         )
@@ -195,21 +171,24 @@ class Sglang(FreeMemoryEngine):
         """avail - pre x (1 - f) in GiB as a float, then less the slots of recurrent states."""
         avail, before = left_bytes / GIB, deployment.free_bytes / GIB
         rest = int((avail - before * (1 - deployment.util)) * GIB)
-        slot = self._slot_bytes(deployment)
-        if slot == 0 or rest <= 0:
+        if not deployment.model.is_hybrid or rest <= 0:
             return (), rest
-        slots = self._given_slots(deployment)
-        if slots is None:
-            slots = pools.slots_of(rest, slot, self.mamba_full_memory_ratio)
-        states = terms.derived(
-            "recurrent_states",
-            (slots + 1) * slot,
-            f"{slots:,} slots of {slot:,} bytes and one of padding",
-        )
-        left = rest - states.size_bytes
+        counted = self._slots(deployment)
+        slots, slot = counted.within(rest), counted.slot_bytes
+        left = rest - counted.taken_bytes(slots)
         if deployment.model.is_attention_free and left > 0:
-            return (self._share_of_tokens(deployment, left + slot),), slots * slot
-        return (states,), left
+            return (self._share_of_tokens(counted, left + slot),), slots * slot
+        parts = [
+            terms.derived(
+                "recurrent_states",
+                (slots + 1) * slot,
+                f"{slots:,} slots of {slot:,} bytes and one of padding",
+            )
+        ]
+        if drafted := counted.drafted_bytes(slots):
+            why = f"states of the {counted.verified} tokens that each request verifies at once"
+            parts.append(terms.derived("drafted_states", drafted, why))
+        return tuple(parts), left
 
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
         """Whole pages of tokens on each rank; the least counts."""
@@ -228,7 +207,7 @@ class Sglang(FreeMemoryEngine):
                 left,
                 page=page,
                 ratio=self._swa_ratio,
-                num_draft_layers=self.num_draft_layers,
+                draft_bytes=self._draft_bytes(cell, deployment),
             )
             for cell, left in zip(cells, available_bytes, strict=True)
         ]
@@ -257,6 +236,8 @@ class Sglang(FreeMemoryEngine):
         size = f"KV size: {k:.2f} GB" if is_latent else f"K size: {k:.2f} GB, V size: {v:.2f} GB"
         requests = self._requests(deployment, plan.kv_tokens, plan.available_bytes_per_rank)
         lines = [f"KV Cache is allocated. #tokens: {plan.kv_tokens}, {size}"]
+        if deployment.draft is not None:
+            lines.append(speculation.log_line(deployment, plan.kv_tokens, slots))
         if deployment.model.is_attention_free:
             lines.insert(0, self._states_line(deployment, plan.available_bytes_per_rank))
         if len(plan.groups) > 1:
@@ -286,7 +267,11 @@ class Sglang(FreeMemoryEngine):
         page, length = deployment.block_size, deployment.max_model_len
         requests = self._requests(deployment, tokens, available_bytes)
         concurrency = tokens / length
-        notes = [f"at most {requests:,} requests run at once"]
+        draft_bytes = self._draft_bytes(cells[rank], deployment)
+        notes = [
+            f"at most {requests:,} requests run at once",
+            *speculation.plan_notes(deployment, self._release, tokens, draft_bytes),
+        ]
         if tokens < found[rank].tokens:
             notes.append(f"limited by max_total_tokens, {found[rank].tokens:,} would fit")
         groups = [
@@ -333,7 +318,8 @@ class Sglang(FreeMemoryEngine):
                 f"block_size must be at most {self.max_total_tokens or length}, the tokens of"
                 f" {deployment.model.name} with SGLang, got {page}"
             )
-        slots, slot = self._slots(deployment, available_bytes), self._slot_bytes(deployment)
+        slot = self._slots(deployment).slot_bytes
+        slots = self._num_slots(deployment, available_bytes)
         requests = self._requests(deployment, tokens, available_bytes)
         num_layers = max(shape.num_layers for shape in self.ranks(deployment))
         return CachePlan(
@@ -363,13 +349,13 @@ class Sglang(FreeMemoryEngine):
             available_bytes_per_rank=tuple(available_bytes),
         )
 
-    def _share_of_tokens(self, deployment: Deployment, size_bytes: int) -> Part:
+    def _share_of_tokens(self, counted: Slots, size_bytes: int) -> Part:
         """What a model without K and V leaves empty."""
         why = "the slot of padding, and what is left beside the slots that were given"
-        if self._given_slots(deployment) is None:
+        if counted.given is None:
             why = (
                 "the slot of padding, and the share of K and V, which no layer keeps (at"
-                f" mamba_full_memory_ratio {self.mamba_full_memory_ratio:g})"
+                f" mamba_full_memory_ratio {counted.share:g})"
             )
         return terms.derived("kv_share", size_bytes, why)
 
@@ -377,12 +363,16 @@ class Sglang(FreeMemoryEngine):
         if self.disable_radix_cache:
             return 1
         return states.slots_per_request(
-            fraction.release_of(self.version),
+            self._release,
             self.mamba_radix_cache_strategy,
             deployment.model.architecture,
             overlaps=not self.disable_overlap_schedule,
             pages=deployment.block_size > 1,
         )
+
+    @property
+    def _release(self) -> tuple[int, ...]:
+        return fraction.release_of(self.version)
 
     @property
     def _swa_ratio(self) -> float:
@@ -392,12 +382,21 @@ class Sglang(FreeMemoryEngine):
     def _cell(self, deployment: Deployment, shape: RankShape) -> Cell:
         return pools.cell_of(deployment, shape, two_pools=not self.disable_hybrid_swa_memory)
 
-    def _slot_bytes(self, deployment: Deployment) -> int:
-        """Bytes of a state on the rank that holds most; slots are the same on all."""
-        if not deployment.model.is_hybrid:
-            return 0
+    def _draft_bytes(self, cell: Cell, deployment: Deployment) -> int:
+        return speculation.token_bytes(cell, deployment, self._release, self.num_draft_layers)
+
+    def _slots(self, deployment: Deployment) -> Slots:
+        """Slots by the rank that holds most of a state; they are the same on all."""
         item = self.mamba_ssm_dtype.itemsize_bytes
-        return max(pools.slot_bytes(deployment, s, item) for s in self.ranks(deployment))
+        return Slots(
+            slot_bytes=max(pools.slot_bytes(deployment, s, item) for s in self.ranks(deployment)),
+            per_request=self._slots_per_request(deployment),
+            share=self.mamba_full_memory_ratio,
+            given=self._given_slots(deployment),
+            verified=speculation.verified(deployment),
+            max_requests=deployment.max_num_seqs,
+            jointly=self._release >= states.JOINTLY_SINCE,
+        )
 
     def _requests(self, deployment: Deployment, tokens: int, available_bytes: Sequence[int]) -> int:
         """The cap on running requests: given, or by tokens; states allow their own number."""
@@ -407,9 +406,8 @@ class Sglang(FreeMemoryEngine):
             by_context = int(tokens / deployment.max_model_len * REQUESTS_PER_CONTEXT)
             cap = min(max(min(by_context, MOST_REQUESTS), FEWEST_REQUESTS), tokens // 2)
         if deployment.model.is_hybrid:
-            cap = min(
-                cap, self._slots(deployment, available_bytes) // self._slots_per_request(deployment)
-            )
+            slots = self._num_slots(deployment, available_bytes)
+            cap = min(cap, slots // self._slots_per_request(deployment))
         return max(cap, 1)
 
     def _given_slots(self, deployment: Deployment) -> int | None:
@@ -420,30 +418,27 @@ class Sglang(FreeMemoryEngine):
             return deployment.max_num_seqs
         return None
 
-    def _slots(self, deployment: Deployment, available_bytes: Sequence[int]) -> int:
+    def _num_slots(self, deployment: Deployment, available_bytes: Sequence[int]) -> int:
         """Slots of states that every rank holds: all there is, or what was split off before."""
+        counted, least = self._slots(deployment), min(available_bytes)
         if deployment.model.is_attention_free:
-            return min(available_bytes) // self._slot_bytes(deployment)
-        given = self._given_slots(deployment)
-        if given is not None:
-            return given
-        return self._slots_beside(min(available_bytes), self._slot_bytes(deployment))
+            return least // counted.slot_bytes
+        return counted.beside(least)
 
     def _too_few_slots(
         self, deployment: Deployment, rank: int, available_bytes: Sequence[int]
     ) -> Refusal | None:
         """States of not even one request."""
-        slot = self._slot_bytes(deployment)
-        if not slot:
+        if not deployment.model.is_hybrid:
             return None
-        slots = self._slots(deployment, available_bytes)
-        needed = self._slots_per_request(deployment)
-        if slots >= needed:
+        slots, counted = self._num_slots(deployment, available_bytes), self._slots(deployment)
+        if slots >= counted.per_request:
             return None
+        needed, slot = counted.per_request, counted.slot_bytes
         return refusals.too_few_slots(deployment, rank, slots, needed, slot)
 
     def _states_line(self, deployment: Deployment, available_bytes: Sequence[int]) -> str:
-        slots = self._slots(deployment, available_bytes)
+        slots = self._num_slots(deployment, available_bytes)
         convolution, recurrent = layers.state_elements(deployment, self.ranks(deployment)[0])
         conv = (slots + 1) * convolution * deployment.dtype.itemsize_bytes / GIB
         ssm = (slots + 1) * recurrent * self.mamba_ssm_dtype.itemsize_bytes / GIB
@@ -451,16 +446,6 @@ class Sglang(FreeMemoryEngine):
             f"Mamba Cache is allocated. max_mamba_cache_size: {slots},"
             f" conv_state size: {conv:.2f}GB, ssm_state size: {ssm:.2f}GB"
         )
-
-    def _slots_beside(self, tokens_bytes: int, slot: int) -> int:
-        """Slots that were split off when `tokens_bytes` remained for tokens."""
-        ratio = self.mamba_full_memory_ratio
-        around = int(tokens_bytes * ratio // slot)
-        for slots in range(max(0, around - 3), around + 4):
-            rest = tokens_bytes + (slots + 1) * slot
-            if pools.slots_of(rest, slot, ratio) == slots:
-                return slots
-        return max(0, around - 1)
 
     def _notes(self, knobs: Knobs) -> list[str]:
         notes = []
@@ -471,7 +456,7 @@ class Sglang(FreeMemoryEngine):
                 f"unverified: a pool of its own for the windows of {knobs.model.model_type}"
             )
         if knobs.util is None and self.share_of_total is None:
-            if fraction.release_of(self.version) < fraction.FORMULA_SINCE:
+            if self._release < fraction.FORMULA_SINCE:
                 notes.append("unverified: mem_fraction_static by tp, as releases before 0.5 had it")
             else:
                 notes.append(
@@ -483,17 +468,6 @@ class Sglang(FreeMemoryEngine):
         if knobs.model.is_hybrid:
             notes.append(f"unverified: recurrent states in {self.mamba_ssm_dtype.name}")
         return notes
-
-
-def _interval(deployment: Deployment, profile: Profile) -> str:
-    """The fractions between which weights, a token and a forward fit."""
-    free = max(deployment.free_bytes, 1)
-    loaded = profile.weights_bytes + profile.non_torch_bytes
-    low = math.ceil(loaded / free * 1000) / 1000
-    high = math.floor((1 - profile.activation_bytes / free) * 1000) / 1000
-    if low < high:
-        return f"mem_fraction_static fits between {low:g} and {high:g}"
-    return "no mem_fraction_static fits: weights and a forward exceed what is free"
 
 
 def _page_size(knobs: Knobs) -> int:

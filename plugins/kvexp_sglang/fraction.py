@@ -1,5 +1,6 @@
 """SGLang's automatic mem_fraction_static (0.5.23 `arg_groups/memory_hook.py`), in MiB."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -57,8 +58,11 @@ def card_row(total_bytes: int) -> CardRow:
     return next(row for row in CARDS if total_bytes / MIB < row.below)
 
 
-def automatic(knobs: Knobs, version: str, chunk: int) -> float:
-    """The fraction where none is given: what is not reserved, rounded to three digits."""
+def automatic(knobs: Knobs, version: str, chunk: int, draft_mib: int) -> float:
+    """The fraction where none is given: what is not reserved, rounded to three digits.
+
+    `draft_mib` are held back for a draft beside all else.
+    """
     release = release_of(version)
     if release < FORMULA_SINCE:
         return next(fraction for ranks, fraction in BY_RANKS if knobs.tp >= ranks)
@@ -73,6 +77,7 @@ def automatic(knobs: Knobs, version: str, chunk: int) -> float:
             )
     if capacity > LARGE_CARD:
         reserved = max(reserved, LARGE_CARD_RESERVE)
+    reserved += draft_mib
     fraction = round((capacity - reserved) / capacity, 3)
     if fraction <= 0:
         raise InvalidValue(
@@ -80,6 +85,16 @@ def automatic(knobs: Knobs, version: str, chunk: int) -> float:
             f" {reserved:.0f} MiB, more than {capacity:.0f} MiB"
         )
     return fraction
+
+
+def interval(free_bytes: int, loaded_bytes: int, forward_bytes: int) -> str:
+    """The fractions between which what is loaded, a token and a forward fit."""
+    free = max(free_bytes, 1)
+    low = math.ceil(loaded_bytes / free * 1000) / 1000
+    high = math.floor((1 - forward_bytes / free) * 1000) / 1000
+    if low < high:
+        return f"mem_fraction_static fits between {low:g} and {high:g}"
+    return "no mem_fraction_static fits: weights and a forward exceed what is free"
 
 
 def num_prefill_graphs(longest: int) -> int:

@@ -53,7 +53,7 @@ def cell_of(deployment: Deployment, shape: RankShape, *, two_pools: bool) -> Cel
     full_k = full_v = swa = num_full = num_swa = 0
     kinds = {layers.is_windowed(deployment, i) for i in layers.of_rank(shape)}
     for index in layers.of_rank(shape):
-        k_bytes, v_bytes = _layer_bytes(deployment, index)
+        k_bytes, v_bytes = layer_bytes(deployment, index)
         if k_bytes == 0:
             continue
         if two_pools and len(kinds) == 2 and layers.is_windowed(deployment, index):
@@ -72,22 +72,17 @@ def cell_of(deployment: Deployment, shape: RankShape, *, two_pools: bool) -> Cel
     )
 
 
-def pools_of(
-    cell: Cell, budget_bytes: int, *, page: int, ratio: float, num_draft_layers: int
-) -> Pools:
+def pools_of(cell: Cell, budget_bytes: int, *, page: int, ratio: float, draft_bytes: int) -> Pools:
     """Tokens by floor division, whole pages.
 
-    Two pools: a token of the full pool carries `ratio` tokens of the window's pool. The layers of a
-    draft add their share of the cell.
+    Two pools: a token of the full pool carries `ratio` tokens of the window's pool. A draft adds
+    its own bytes to a token.
     """
-    num_layers = max(1, cell.num_full + cell.num_swa)
     if not cell.has_two_pools:
-        cell_bytes = cell.full_bytes + cell.swa_bytes
-        cell_bytes += int(cell_bytes * num_draft_layers / num_layers)
+        cell_bytes = cell.full_bytes + cell.swa_bytes + draft_bytes
         tokens = _pages(budget_bytes // cell_bytes, page) if cell_bytes else ANY_NUMBER
         return Pools(tokens=tokens, swa_tokens=None, cell_bytes=cell_bytes)
-    shared = cell.full_bytes + ratio * cell.swa_bytes
-    shared += int(shared * num_draft_layers / num_layers)
+    shared = cell.full_bytes + ratio * cell.swa_bytes + draft_bytes
     tokens = _pages(int(budget_bytes // shared), page)
     return Pools(tokens=tokens, swa_tokens=_pages(int(tokens * ratio), page), cell_bytes=shared)
 
@@ -98,13 +93,8 @@ def slot_bytes(deployment: Deployment, shape: RankShape, recurrent_itemsize: int
     return convolution * deployment.dtype.itemsize_bytes + recurrent * recurrent_itemsize
 
 
-def slots_of(rest_bytes: int, slot: int, share: float) -> int:
-    """Slots that a share of the rest holds beside the padding slot; `share` is r : 1."""
-    states = rest_bytes * share / (1 + share)
-    return max(0, int((states - slot) // slot))
-
-
-def _layer_bytes(deployment: Deployment, index: int) -> tuple[int, int]:
+def layer_bytes(deployment: Deployment, index: int) -> tuple[int, int]:
+    """Bytes of K and of V of one token in one layer; a latent vector counts as K."""
     k, v = layers.kv_elements(deployment, index)
     mla = deployment.model.mla
     if k and mla is not None and mla.index_head_dim is not None:

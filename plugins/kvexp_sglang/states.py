@@ -6,6 +6,8 @@ is lazy. Without the radix cache one is enough. The buffer is the automatic choi
 architectures where schedules overlap or a page has several tokens.
 """
 
+from dataclasses import dataclass
+
 from kvexp.contract import InvalidValue
 
 SLOTS, OVERLAPPED, PLAIN = 3, 2, 1
@@ -13,6 +15,9 @@ AUTO, NO_BUFFER, EXTRA_BUFFER, LAZY = "auto", "no_buffer", "extra_buffer", "extr
 STRATEGIES = (AUTO, NO_BUFFER, EXTRA_BUFFER, LAZY)
 
 STRATEGIES_SINCE, OVERLAP_SINCE, AUTO_BUFFERS_SINCE = (0, 5, 7), (0, 5, 10), (0, 5, 14)
+JOINTLY_SINCE = (0, 5, 13)
+"""The first release whose states of drafts are out of the share of states."""
+
 COUNTED_ALWAYS = (0, 5, 7)
 """The release that counted the ping-pong without a buffer too."""
 
@@ -92,3 +97,51 @@ def slots_per_request(
 
 def _buffered(release: tuple[int, ...]) -> frozenset[str]:
     return frozenset().union(*(names for since, names in _BUFFERED if since <= release))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slots:
+    """How slots of recurrent states are counted (`_handle_max_mamba_cache`).
+
+    `slot_bytes` are of one rank, `per_request` the slots that a request takes, `share` is states :
+    tokens, `given` a number that memory plays no part in. With drafts every one of `max_requests`
+    keeps `verified` states more; since 0.5.13 (`jointly`) out of the share of states, of no more
+    requests than the slots allow, and of one for padding.
+    """
+
+    slot_bytes: int
+    per_request: int
+    share: float
+    given: int | None
+    verified: int
+    max_requests: int
+    jointly: bool
+
+    def within(self, rest_bytes: int) -> int:
+        """Slots beside the padding slot where `rest_bytes` are for states and tokens."""
+        if self.given is not None:
+            return self.given
+        if not self.jointly:
+            rest_bytes -= self.drafted_bytes(0)
+        states = rest_bytes * self.share / (1 + self.share)
+        extra = self.verified if self.jointly else 0
+        slot = self.slot_bytes
+        return max(0, int((states - slot * (1 + extra)) // (slot * (1 + extra / self.per_request))))
+
+    def drafted_bytes(self, slots: int) -> int:
+        """States of the tokens that are verified together."""
+        requests = self.max_requests
+        if self.jointly:
+            requests = min(requests, slots // self.per_request) + 1
+        return self.slot_bytes * requests * self.verified
+
+    def taken_bytes(self, slots: int) -> int:
+        """All states of so many slots, the padding slot included."""
+        return (slots + 1) * self.slot_bytes + self.drafted_bytes(slots)
+
+    def beside(self, tokens_bytes: int) -> int:
+        """Slots that were split off when `tokens_bytes` remained for tokens."""
+        slots, found = -1, 0
+        while found > slots:
+            slots, found = found, self.within(tokens_bytes + self.taken_bytes(found))
+        return slots

@@ -24,7 +24,7 @@ from kvexp.contract import (
     gib,
     terms,
 )
-from kvexp_tensorrt_llm import pools
+from kvexp_tensorrt_llm import pools, speculation
 from kvexp_tensorrt_llm.pools import Pool
 
 FRACTION, TOKENS_PER_BLOCK, MAX_NUM_TOKENS, MAX_BATCH_SIZE = 0.9, 32, 8192, 2048
@@ -45,6 +45,7 @@ class TensorrtLlm(FreeMemoryEngine):
     max_gpu_total_bytes: int | None = None
     max_attention_window: list[int] | None = None
 
+    counts: ClassVar[tuple[str, ...]] = ("speculative",)
     title: ClassVar[str] = "TensorRT-LLM"
     base: ClassVar[str] = "left after everything else"
     fraction_name: ClassVar[str] = "free_gpu_memory_fraction"
@@ -60,6 +61,12 @@ class TensorrtLlm(FreeMemoryEngine):
                 check_count(f"engine.{option}", value)
         if self.max_attention_window is not None and min(self.max_attention_window, default=0) < 1:
             raise InvalidValue("engine.max_attention_window must hold lengths of at least 1")
+        drafting = speculation.resolve(knobs)
+        if drafting is not None and drafting.draft and self.max_attention_window is not None:
+            raise InvalidValue(
+                "engine.max_attention_window must be null with a drafting model: how TensorRT-LLM"
+                " splits bytes over windows and drafts is not known"
+            )
         size = knobs.block_size or TOKENS_PER_BLOCK
         if size & (size - 1):
             raise InvalidValue(f"block_size must be a power of two for TensorRT-LLM, got {size}")
@@ -85,6 +92,7 @@ class TensorrtLlm(FreeMemoryEngine):
             total_bytes=knobs.gpu.total_bytes,
             free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
+            speculation=drafting,
             notes=(*knobs.model.notes, *self._notes(knobs)),
         )
 
@@ -99,6 +107,10 @@ class TensorrtLlm(FreeMemoryEngine):
             cache.append(f"max_tokens: {self.max_tokens}")
         if self.max_attention_window is not None:
             cache.append(f"max_attention_window: {self.max_attention_window}")
+        options = [
+            f"kv_cache_config: {{{', '.join(cache)}}}",
+            *speculation.options(deployment),
+        ]
         return (
             f"trtllm-serve {shlex.quote(deployment.model.checkpoint)} --backend pytorch"
             f" --kv_cache_free_gpu_memory_fraction {deployment.util:g}"
@@ -106,8 +118,12 @@ class TensorrtLlm(FreeMemoryEngine):
             f" --max_batch_size {deployment.max_num_seqs} --max_seq_len {deployment.max_model_len}"
             f" --tp_size {deployment.tp} --pp_size {deployment.pp}"
             f" --extra_llm_api_options cache.yaml"
-            f"  # cache.yaml holds kv_cache_config: {{{', '.join(cache)}}}"
+            f"  # cache.yaml holds {', '.join(options)}"
         )
+
+    def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
+        """See `Engine.predict_weights`; the last stage has the draft."""
+        return speculation.with_draft(super().predict_weights(deployment, shape), deployment, shape)
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """The estimation run: prompts of max_num_tokens together, one token each."""
@@ -159,7 +175,11 @@ class TensorrtLlm(FreeMemoryEngine):
         A stage without attention holds any number.
         """
         shapes = self.ranks(deployment)
-        sizes = [pools.token_bytes(deployment, shape) for shape in shapes]
+        drafts = [speculation.token_bytes(deployment, shape) for shape in shapes]
+        sizes = [
+            pools.token_bytes(deployment, shape) + draft
+            for shape, draft in zip(shapes, drafts, strict=True)
+        ]
         limits = {
             index: self._blocks(deployment, max(0, left) / size)
             for index, (left, size) in enumerate(zip(available_bytes, sizes, strict=True))
@@ -194,7 +214,7 @@ class TensorrtLlm(FreeMemoryEngine):
             block_bytes_per_rank=tuple(size * deployment.block_size for size in sizes),
             groups=(_group(deployment, found[0], blocks, length),),
             layout=f"1 pool of {found[0].num_layers} layers",
-            notes=self._fitted(deployment, tokens),
+            notes=(*self._fitted(deployment, tokens), *_of_draft(drafts[rank], tokens)),
             available_bytes_per_rank=tuple(available_bytes),
         )
 
@@ -291,6 +311,10 @@ class TensorrtLlm(FreeMemoryEngine):
         if self._rounds_up():
             notes.append(f"unverified: {self.version} rounds tokens up to whole blocks")
         return notes
+
+
+def _of_draft(token_bytes: int, tokens: int) -> tuple[str, ...]:
+    return (f"the draft's cache takes {gib(token_bytes * tokens)} of them",) if token_bytes else ()
 
 
 def _concurrency(deployment: Deployment, counted: Sequence[tuple[Pool, int]], length: int) -> float:

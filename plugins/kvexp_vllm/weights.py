@@ -18,6 +18,7 @@ from kvexp.contract import (
     RankShape,
     Slice,
     Tensor,
+    drafts,
     weights,
 )
 from kvexp_vllm import lora, multimodal
@@ -261,18 +262,12 @@ def _load_draft(
     draft, speculation = deployment.draft, deployment.speculation
     assert draft is not None and speculation is not None
     method = speculation.method
-    own = draft.quantization_config
-    quantization = own.method if own is not None else None
-    alone = replace(
-        deployment,
-        model=draft,
-        quantization=deployment.quantization if method == "mtp" else quantization,
-    )
+    alone = drafts.alone(deployment)
     share = replace(share, num_layers=draft.num_hidden_layers, first_stage=True, last_stage=True)
     before, after = speculative.tensors(deployment, draft, share, method)
     _load(allocator, before)
     for index in range(draft.num_hidden_layers):
-        norms = speculative.norms(draft, deployment.dtype, method, index)
+        norms = drafts.norms(draft, deployment.dtype, method, index)
         _load_layer(allocator, alone, share, index, rotary_caches, Offloader(0), norms)
     _load(allocator, after)
 

@@ -1,5 +1,6 @@
 """Points without Hydra: many rules need many small points."""
 
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -45,10 +46,13 @@ def compose(overrides):
 
 @pytest.fixture
 def deploy():
-    """`deploy(engine, *overrides)` gives (engine object, deployment)."""
+    """`deploy(engine, *overrides)` gives (engine object, deployment); `draft` drafts its tokens."""
 
-    def make(engine, *overrides):
+    def make(engine, *overrides, draft=None):
         name, run = compose([f"engine={engine}", *overrides])
+        if draft is not None:
+            speculative = replace(run.speculative, model=draft.name, draft=draft)
+            run = replace(run, speculative=speculative)
         return run.engine, run.engine.resolve(run, name)
 
     return make

@@ -8,6 +8,7 @@ import pytest
 from test_flags import LLAMA, notes_of, request_with
 
 from kvexp.startup_logs import arguments, costs_of, read_log
+from kvexp.validate import sglang, speculative
 from kvexp.validate.flags import read
 from kvexp.validate.predict import predict
 
@@ -117,7 +118,7 @@ def test_caching_prefixes_costs_states_of_models_that_have_some():
 def test_options_with_a_rule_are_options_of_the_engine(engine):
     names = set(vars(request_with(None, engine=engine).run.engine))
 
-    assert set(costs_of(engine).rule) <= names
+    assert set(costs_of(engine).rule) <= names | {*sglang.TRANSLATED, *speculative.TRANSLATED}
 
 
 CONFIG = (

@@ -244,9 +244,9 @@ def test_a_given_cache_is_what_is_left_for_the_cache(flag):
 
 
 def test_an_engine_that_counts_no_adapters_says_so():
-    (note,) = notes_of("--enable-lora --max-loras 2 --max-lora-rank 8", engine="sglang")
+    (note,) = notes_of("--enable-lora --max-loras 2 --max-lora-rank 8", engine="nano-vllm")
 
-    assert "lora is not counted for engine=sglang" in note
+    assert "lora is not counted for engine=nano_vllm" in note
 
 
 @pytest.mark.parametrize(("value", "uses"), [("1", True), ("True", True), ("0", False)])
