@@ -371,12 +371,14 @@ class MambaSpec(LayerSpec):
         shapes: Shapes of the state tensors of one rank.
         dtypes: Their element types.
         num_speculative_blocks: States kept for speculative tokens.
+        num_checkpoint_blocks: States kept in mode "align" for boundaries inside a prefill.
         mamba_cache_mode: The layer's own mode, part of its identity only.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     num_speculative_blocks: int = 0
+    num_checkpoint_blocks: int = 0
     mamba_cache_mode: MambaCacheMode = "none"
 
     @property
@@ -397,7 +399,9 @@ class MambaSpec(LayerSpec):
         if demand.mamba_cache_mode == "all" and rule != "by_mode_without_all":
             blocks = cdiv(demand.max_model_len, self.block_size)
             return blocks if rule == "by_mode_plain_all" else blocks + speculative
-        return (2 if demand.mamba_cache_mode == "align" else 1) + speculative
+        if demand.mamba_cache_mode == "align":
+            return 2 + speculative + self.num_checkpoint_blocks
+        return 1 + speculative
 
 
 _KINDS: dict[type, str] = {
