@@ -1,5 +1,6 @@
 """From a deployment to blocks: which layers cache what, then the planner's arithmetic."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from kvexp.kv.specs import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    cdiv,
 )
 from kvexp.request import SPARSE, Compressed
 from kvexp.results import KvGroup, Refusal
@@ -86,16 +88,29 @@ def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
 def attention_block_size(deployment: Deployment) -> int:
     """Tokens of an attention block, raised where a recurrent state needs a larger page.
 
-    vLLM `_align_hybrid_block_size` without prefix caching: the block is the smallest multiple of
-    the asked one whose attention page holds the largest state's page.
+    vLLM `_align_hybrid_block_size`: the block is the smallest multiple of a unit whose attention
+    page holds the largest state's page; where every block keeps a state, the kernel's chunk of
+    tokens divides it too.
     """
     states = _states(deployment)
     if not states or deployment.model.is_attention_free:
         return deployment.block_size
     token_bytes = _full(deployment, block_size=1).page_size_bytes
     state_bytes = max(state.page_size_bytes for state in states.values())
-    blocks = -(-state_bytes // (deployment.block_size * token_bytes))
-    return deployment.block_size * blocks
+    caching = deployment.states
+    unit = caching.unit or deployment.block_size
+    if caching.mode == "all":
+        unit = math.lcm(unit, caching.chunk_size or unit)
+    return max(deployment.block_size, unit * cdiv(state_bytes, unit * token_bytes))
+
+
+def _state_block_size(deployment: Deployment) -> int:
+    """Tokens after which a recurrent state is kept; without prefix caching only the last one is."""
+    if deployment.states.mode == "none":
+        return deployment.max_model_len
+    if deployment.model.is_attention_free:
+        return deployment.states.chunk_size or deployment.block_size
+    return attention_block_size(deployment)
 
 
 def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
@@ -122,8 +137,13 @@ def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
     if state is not None:
         alone = deployment.model.is_attention_free
         page = None if alone else _full(deployment).page_size_bytes
-        drafted = _num_drafted(deployment)
-        specs[".mixer"] = replace(state, page_size_padded=page, num_speculative_blocks=drafted)
+        specs[".mixer"] = replace(
+            state,
+            block_size=_state_block_size(deployment),
+            page_size_padded=page,
+            num_speculative_blocks=_num_drafted(deployment),
+            num_checkpoint_blocks=deployment.states.num_checkpoints,
+        )
     return specs
 
 
@@ -348,6 +368,7 @@ def plan(
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_in_flight_tokens=options.in_flight_tokens,
         block_size=attention_block_size(deployment),
+        mamba_cache_mode=deployment.states.mode,
         auto_fit=options.auto_fit,
         hybrid=options.hybrid,
         dcp=options.dcp,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.request import Gpu, Model
@@ -23,6 +23,22 @@ class Speculation:
     method: str
     num_tokens: int
     draft: Model | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateCaching:
+    """How prefix caching keeps recurrent states, by vLLM's names.
+
+    `mode`: none (one state a request), align (of the last two steps' blocks) or all (of every
+    block). Blocks are multiples of `unit` tokens (null: of the block size), in mode all of
+    `chunk_size` too; where no layer is attention, they are of `chunk_size` alone.
+    `num_checkpoints`: states that mode align keeps beyond two and what is drafted.
+    """
+
+    mode: Literal["none", "align", "all"] = "none"
+    unit: int | None = None
+    chunk_size: int | None = None
+    num_checkpoints: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +76,7 @@ class Deployment:
     pp_partition: tuple[int, ...] | None = None
     lora: LoraRoom | None = None
     speculation: Speculation | None = None
+    states: StateCaching = StateCaching()
     mm_limits: Mapping[str, int] = field(default_factory=dict)
     auto_fit: bool = False
     compiled: bool = True
@@ -126,6 +143,8 @@ class Deployment:
             found["speculative_num_tokens"] = self.speculation.num_tokens
         if self.draft is not None:
             found["speculative_model"] = self.draft.name
+        if self.states.mode != "none":
+            found["mamba_cache_mode"] = self.states.mode
         if self.mm_limits:
             found["mm_limits"] = dict(self.mm_limits)
         return found
