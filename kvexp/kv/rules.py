@@ -126,9 +126,7 @@ def _columns() -> tuple[PlannerRules, ...]:
     v017 = replace(v018, column="0.17.0", bucket_factor=1.25)
     v015 = replace(v017, column="0.15.0", shrinks_uniform_type=False, checks_whole_model=True)
     v014 = replace(v015, column="0.14.0", mamba_demand="by_length")
-    v013 = replace(
-        v014, column="0.13.0", need="layers", auto_fit=False, checks_whole_model=False
-    )
+    v013 = replace(v014, column="0.13.0", need="layers", auto_fit=False, checks_whole_model=False)
     v012 = replace(v013, column="0.12.0")
     v011 = replace(
         v012,

@@ -1,7 +1,8 @@
 """What flags ask for beside a record's inputs: adapters, drafts, limits, engine options."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -37,6 +38,9 @@ _ENTRIES = {"draft_model": "model", "num_spec_tokens": "num_speculative_tokens"}
 
 _NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes")
 """Options here of which no engine has one of that name."""
+
+_MTP = re.compile(r"mtp (?:with |of )?(\d{1,3}) (?:draft |drafted |speculative )?tokens?")
+"""A model's own drafts in prose."""
 
 _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
 
@@ -103,11 +107,13 @@ def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
     return apply
 
 
-def _options_among(flags: Flags, names: Iterable[str], release: tuple[int, ...]) -> Iterator[Flag]:
-    """The flags of these names, or that mean one of them."""
+def _options_among(
+    flags: Flags, names: Collection[str], release: tuple[int, ...]
+) -> Iterator[Flag]:
+    """The flags of these names in their order, or that mean one of them."""
     if "compilation_mode" in names:
         yield from compilation.translated(flags, release)
-    yield from flags.take(*names)
+    yield from sorted(flags.take(*names), key=lambda flag: list(names).index(flag.name))
 
 
 def _member(kind: Any, value: Any) -> Any:
@@ -163,6 +169,13 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
             config |= {_ENTRIES.get(name, name): value for name, value in each.value.items()}
         elif each.value is not None:
             found.notes += without_rule([each])
+    for each in flags.take_words("mtp"):
+        said = _MTP.fullmatch(each.words.strip().lower())
+        if said is None:
+            found.notes += without_rule([each])
+        else:
+            given.append(each)
+            config |= {"method": "mtp", "num_speculative_tokens": int(said[1])}
     if not config:
         return
     method, name = _method(config)

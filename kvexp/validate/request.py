@@ -200,7 +200,7 @@ class _Draft:
         release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
         own = features.options(given, cls, release)
         asked = features.asked(given, known.draft)
-        given.drop_free(has_states=self.known.is_hybrid)
+        given.drop_free()
         changes = costs_of(self.inputs.engine).no_rule
         self.notes += [*own.notes, *features.without_rule(given.left, changes)]
         return features.Asked(features=[*own.features, *asked.features], notes=asked.notes)
