@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvexp.deployment import Deployment
+from kvexp.dtypes import KvDtype
 from kvexp.engine import CachePlan, RankShape
 from kvexp.errors import InvalidValue
 from kvexp.kv import Plan, PlannerRules, PlanRefusal, PlanRequest, plan_cache
 from kvexp.kv import max_in_flight_tokens as max_in_flight_tokens
 from kvexp.kv import pp_layer_ranges as pp_layer_ranges
 from kvexp.kv import rules_for as _rules_for
-from kvexp.kv.dtypes import kv_quant_mode, storage_dtype
+from kvexp.kv.dtypes import kv_quant_mode, storage_dtype, turboquant_slot_bytes
 from kvexp.kv.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -22,6 +23,7 @@ from kvexp.kv.specs import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    TQFullAttentionSpec,
     cdiv,
 )
 from kvexp.request import SPARSE, Compressed
@@ -54,18 +56,23 @@ SLIDING_BLOCK_SIZE = 16
 def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec]:
     """The layers of one rank that keep a cache, by name, in the model's order."""
     specs: dict[str, LayerSpec] = {}
-    by_kind: dict[str, dict[str, LayerSpec]] = {}
+    by_kind: dict[tuple[str, bool], dict[str, LayerSpec]] = {}
     for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
         if not deployment.model.owns_cache(index):
             continue
-        kind = deployment.model.layer_type(index)
-        if kind not in by_kind:
-            by_kind[kind] = _specs_of(deployment, kind)
-        for part, spec in by_kind[kind].items():
+        kind, skipped = deployment.model.layer_type(index), index in deployment.kv_skip_layers
+        if (kind, skipped) not in by_kind:
+            stored = _in_compute_dtype(deployment) if skipped else deployment
+            by_kind[kind, skipped] = _specs_of(stored, kind)
+        for part, spec in by_kind[kind, skipped].items():
             specs[f"layers.{index}{part}"] = spec
     if shape.pp_rank == deployment.pp - 1:
         specs.update(_draft_specs(deployment))
     return specs
+
+
+def _in_compute_dtype(deployment: Deployment) -> Deployment:
+    return replace(deployment, kv_dtype=KvDtype[deployment.dtype.name])
 
 
 def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
@@ -79,6 +86,7 @@ def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
         model=draft,
         pp=1,
         speculation=None,
+        kv_skip_layers=frozenset(),
         block_size=attention_block_size(deployment),
     )
     shape = RankShape(rank=0, tp_rank=0, pp_rank=0, first_layer=0, num_layers=layers)
@@ -153,6 +161,9 @@ def _full(deployment: Deployment, block_size: int | None = None) -> FullAttentio
     mla, kv_dtype = deployment.model.mla, deployment.kv_dtype
     if mla is None or not mla.latent_cache:
         heads = _heads(deployment, "full_attention")
+        if kv_dtype.is_turboquant:
+            slot = turboquant_slot_bytes(kv_dtype.value, heads["head_size"])
+            return TQFullAttentionSpec(block_size=size, tq_slot_size=slot, **heads)
         return FullAttentionSpec(
             block_size=size,
             head_size_v=deployment.model.v_head_dim,

@@ -49,7 +49,8 @@ class Deployment:
     card; every rank has one. `dp` replicas hold the same, `pp_partition` are the layers of each
     stage where they were given. `mm_limits` are the most items of each modality in a request, for a
     model that takes any. `auto_fit`: `max_model_len` is lowered until one request fits.
-    `compiled`: the engine compiles the model where it is not eager.
+    `kv_skip_layers` cache in the compute dtype whatever `kv_dtype` is. `compiled`: the engine
+    compiles the model where it is not eager.
     `notes` are the assumptions made on the way, `flags` what starts the engine with these values.
     """
 
@@ -73,6 +74,7 @@ class Deployment:
     free_bytes: int
     used_by_others_bytes: int
     dp: int = 1
+    kv_skip_layers: frozenset[int] = frozenset()
     pp_partition: tuple[int, ...] | None = None
     lora: LoraRoom | None = None
     speculation: Speculation | None = None

@@ -191,6 +191,22 @@ class FullAttentionSpec(AttentionSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TQFullAttentionSpec(FullAttentionSpec):
+    """Full attention whose keys and values are packed into one slot.
+
+    Attributes:
+        tq_slot_size: Bytes of one token and head, from `turboquant_slot_bytes`.
+    """
+
+    tq_slot_size: int
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes of a page without padding."""
+        return self.block_size * self.num_kv_heads * self.tq_slot_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MLAAttentionSpec(FullAttentionSpec):
     """Multi-head latent attention: one latent vector a token, the same on every TP rank.
 
@@ -406,6 +422,7 @@ class MambaSpec(LayerSpec):
 
 _KINDS: dict[type, str] = {
     FullAttentionSpec: "full",
+    TQFullAttentionSpec: "turboquant",
     MLAAttentionSpec: "mla",
     HiddenStateCacheSpec: "hidden",
     RSWASpec: "rswa",

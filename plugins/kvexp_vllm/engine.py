@@ -32,6 +32,8 @@ from kvexp_vllm import (
     fitted,
     flags,
     graphs,
+    kv_formats,
+    lines,
     lora,
     multimodal,
     notes,
@@ -43,8 +45,6 @@ from kvexp_vllm import (
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules, version_rules
 from kvexp_vllm.weights import Loaded, Options, weights_memory
-
-SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 
 
 @dataclass
@@ -156,7 +156,8 @@ class Vllm(Engine):
         prefixes = states.asked(self._options)
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = terms.weight_format(knobs)
-        kv_dtype = defaults.kv_dtype(knobs, dtype)
+        kv_dtype = kv_formats.resolve(knobs, dtype, self.version)
+        skipped = kv_formats.skip_layers(knobs.model, kv_dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(
             knobs,
@@ -169,7 +170,9 @@ class Vllm(Engine):
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         if not knobs.enforce_eager:
             graphs.check_largest(self._graphs, rules, self.version, tokens)
-        block_size = knobs.block_size or defaults.block_size(knobs, kv_dtype)
+        block_size = kv_formats.aligned_block_size(
+            knobs.block_size or defaults.block_size(knobs, kv_dtype), self.version, skipped
+        )
         gpu = knobs.gpu
         free = gpu.free_bytes
         if free is None:
@@ -183,6 +186,7 @@ class Vllm(Engine):
             dtype=dtype,
             quantization=quantization,
             kv_dtype=kv_dtype,
+            kv_skip_layers=skipped,
             block_size=block_size,
             states=states.caching(knobs, prefixes, drafts, block_size, length),
             util=share_of_total(knobs, self.share_of_total, default=rules.util),
@@ -213,7 +217,11 @@ class Vllm(Engine):
         offloaded = offload.note(
             deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
         )
-        said = (offloaded, flags.note(deployment), *states.notes(deployment, prefixes))
+        said = (
+            *(offloaded, flags.note(deployment)),
+            *states.notes(deployment, prefixes),
+            *kv_formats.notes(deployment),
+        )
         return replace(
             deployment,
             flags=self.flags(deployment),
@@ -328,6 +336,7 @@ class Vllm(Engine):
                 "freed blocks that the loader's temporaries pin",
                 buffers.fragments(deployment, shape, self.rules),
             ),
+            *kv_formats.workspace(deployment),
             parts.predicted("graphs", "what capture takes", capture),
         )
 
@@ -400,20 +409,7 @@ class Vllm(Engine):
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""
-        length = plan.max_model_len
-        if self.rules.log_shape == "v0":
-            swapped = SWAP_SPACE_BYTES // max(plan.block_bytes_per_rank[0], 1)
-            return (
-                f"# GPU blocks: {plan.num_blocks}, # CPU blocks: {swapped}",
-                f"Maximum concurrency for {length} tokens per request: {plan.max_concurrency:.2f}x",
-            )
-        size = f"GPU KV cache size: {plan.kv_tokens:,} tokens"
-        concurrency = (
-            f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x"
-        )
-        if self.rules.log_shape == "one_line":
-            return (f"{size}, {concurrency}",)
-        return size, concurrency
+        return lines.capacity(plan, self.rules)
 
     def _before_baseline(self, deployment: Deployment) -> tuple[Part, ...]:
         """What a rank has in use before its baseline."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvexp.contract import Deployment, InvalidValue, Knobs, Model, Quantization, Speculation
-from kvexp_vllm.defaults import BALANCED
+from kvexp_vllm.defaults import BALANCED, compute_dtype
 from kvexp_vllm.graphs import FULL, LARGEST_SINCE, NONE
 from kvexp_vllm.rules import V1_COLUMNS, is_v0, patch_release_of
 
@@ -19,6 +19,13 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "pp": (0, 5, 1),
     "pp_partition": (0, 5, 4),
     "dp": (0, 8, 3),
+    "kv_dtype=bf16": (0, 11, 0),
+    "kv_dtype=fp16": (0, 18, 0),
+    "kv_dtype=fp8_ds_mla": (0, 11, 1),
+    "kv_dtype=turboquant_k8v4": (0, 20, 0),
+    "kv_dtype=turboquant_4bit_nc": (0, 20, 0),
+    "kv_dtype=turboquant_k3v4_nc": (0, 20, 0),
+    "kv_dtype=turboquant_3bit_nc": (0, 20, 0),
     "kv_dtype=int8_per_token_head": (0, 20, 0),
     "kv_dtype=fp8_per_token_head": (0, 20, 0),
     "kv_dtype=nvfp4": (0, 20, 0),
@@ -107,7 +114,7 @@ def _asked(knobs: Knobs, options: Mapping[str, Any], defaults: Mapping[str, Any]
         "dp": knobs.dp > 1,
         "pp_partition": knobs.pp_partition,
         "mm.limits": knobs.mm.limits.given,
-        f"kv_dtype={knobs.kv_dtype.name}": True,
+        f"kv_dtype={knobs.kv_dtype.name}": knobs.kv_dtype.name != compute_dtype(knobs)[0].name,
     }
     yield from (key for key, is_asked in shared.items() if is_asked)
     for name, value in options.items():

@@ -1,28 +1,14 @@
 """Prefix caching of models with recurrent states under vLLM, by release."""
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from planned import KNOWN, PLAIN, cases, check
 
 import kvexp
-from kvexp.dtypes import KvDtype
-from kvexp.errors import InvalidValue
-from kvexp.request import Speculative
 from kvexp.results import Status
-from kvexp.validate.case import Inputs
-from kvexp.validate.request import Known, request_of
 from kvexp_vllm import Vllm
 
-DATA = Path(__file__).parent / "data"
-KNOWN = Known.here()
-LLAMA = Inputs(
-    id="llama", engine="vllm", engine_version="0.26.0", model="meta-llama/Llama-3.1-8B", gpu="H100"
-)
-PLAIN = request_of(
-    LLAMA, KNOWN, KNOWN.cards.find("H100 80GB", None), KNOWN.models.find(LLAMA.model)
-).run
 GPU = "gpu=b200"
 
 
@@ -72,44 +58,13 @@ def test_a_log_with_drafts_is_that_of_a_whole_number_of_blocks():
     assert f"{result.max_concurrency:.2f}" == "2.37"
 
 
-CASES = [json.loads(line) for line in (DATA / "vllm_state_caching.jsonl").read_text().splitlines()]
-"""vLLM 0.26's own configuration, alignment and planner, run without a device, 12 GiB a rank."""
-
-SIZES = ("tp", "max_model_len", "max_num_batched_tokens")
-OPTIONS = ("enable_prefix_caching", "mamba_cache_mode", "mamba_block_size")
-
-
-def deployed(case):
-    """The engine with the case's options, and what it makes of them."""
-    engine = Vllm(**{name: case[name] for name in OPTIONS if name in case})
-    drafts = Speculative(method="ngram", num_tokens=case["drafted"]) if "drafted" in case else None
-    run = replace(
-        PLAIN,
-        max_num_seqs=64,
-        model=KNOWN.model(case["model"]),
-        engine=engine,
-        kv_dtype=KvDtype[case.get("kv_cache_dtype", "auto")],
-        block_size=case.get("asked_block_size"),
-        speculative=drafts or Speculative(),
-        **{name: case.get(name, 1) for name in SIZES},
-    )
-    return engine, engine.decide(run, "vllm")
+CASES = cases("vllm_state_caching.jsonl")
 
 
 @pytest.mark.parametrize("model", sorted({case["model"] for case in CASES}))
 def test_blocks_are_those_of_the_engines_own_planner(model):
     for case in (each for each in CASES if each["model"] == model):
-        if "refused" in case:
-            with pytest.raises(InvalidValue):
-                deployed(case)
-            continue
-        engine, deployment = deployed(case)
-        plan = engine.plan(deployment, [12 << 30] * deployment.num_ranks)
-        assert deployment.states.mode == case["mode"], case
-        figures = ("block_size", "num_blocks", "kv_tokens", "max_concurrency")
-        assert {name: getattr(plan, name) for name in figures} == {
-            name: case[name] for name in figures
-        }, case
+        check(case)
 
 
 ON = "engine.enable_prefix_caching=true"
