@@ -100,19 +100,29 @@ def attention_block_size(deployment: Deployment) -> int:
     page holds the largest state's page; where every block keeps a state, the kernel's chunk of
     tokens divides it too.
     """
-    states = _states(deployment)
+    caching = deployment.states
+    held = deployment if caching.aligns_drafts else replace(deployment, speculation=None)
+    states = _states(held)
     if not states or deployment.model.is_attention_free:
         return deployment.block_size
     token_bytes = _full(deployment, block_size=1).page_size_bytes
     state_bytes = max(state.page_size_bytes for state in states.values())
-    caching = deployment.states
     unit = caching.unit or deployment.block_size
     if caching.mode == "all":
         unit = math.lcm(unit, caching.chunk_size or unit)
     return max(deployment.block_size, unit * cdiv(state_bytes, unit * token_bytes))
 
 
-def _state_block_size(deployment: Deployment) -> int:
+def holds_states(deployment: Deployment) -> bool:
+    """Whether the page of a block holds the largest state, with what is drafted."""
+    states = _states(deployment)
+    if not states or deployment.model.is_attention_free:
+        return True
+    page_bytes = _full(deployment).page_size_bytes
+    return max(state.page_size_bytes for state in states.values()) <= page_bytes
+
+
+def state_block_size(deployment: Deployment) -> int:
     """Tokens after which a recurrent state is kept; without prefix caching only the last one is."""
     if deployment.states.mode == "none":
         return deployment.max_model_len
@@ -147,7 +157,7 @@ def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
         page = None if alone else _full(deployment).page_size_bytes
         specs[".mixer"] = replace(
             state,
-            block_size=_state_block_size(deployment),
+            block_size=state_block_size(deployment),
             page_size_padded=page,
             num_speculative_blocks=_num_drafted(deployment),
             num_checkpoint_blocks=deployment.states.num_checkpoints,

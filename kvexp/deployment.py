@@ -33,12 +33,14 @@ class StateCaching:
     block). Blocks are multiples of `unit` tokens (null: of the block size), in mode all of
     `chunk_size` too; where no layer is attention, they are of `chunk_size` alone.
     `num_checkpoints`: states that mode align keeps beyond two and what is drafted.
+    `aligns_drafts`: blocks are made for states with what is drafted, which the layers keep.
     """
 
     mode: Literal["none", "align", "all"] = "none"
     unit: int | None = None
     chunk_size: int | None = None
     num_checkpoints: int = 0
+    aligns_drafts: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -213,7 +213,7 @@ class Vllm(Engine):
                 *notes.of_replicas(knobs, expert_parallel=self.enable_expert_parallel),
             ),
         )
-        states.check_step(deployment)
+        states.check(deployment)
         offloaded = offload.note(
             deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
         )

@@ -39,6 +39,9 @@ EVERY_BLOCK = (
 )
 """Architectures whose kernels keep a state at every block (`SupportsMambaPrefixCaching`)."""
 
+DRAFTED_ALIGNED = ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM")
+"""Architectures of Mamba2 whose `get_mamba_state_shape_from_config` counts what is drafted."""
+
 MAMBA1_CHUNK, MAMBA2_CHUNK = 2048, 256
 """Tokens of a chunk where a config states none: of a kernel without (`get_mamba_chunk_size`), and
 of most families with one."""
@@ -164,20 +167,24 @@ def caching(
         unit=unit,
         chunk_size=_chunk_size(model, options.block_size) if mode != NONE else None,
         num_checkpoints=checkpoints,
+        aligns_drafts=model.mamba is None or model.architecture in DRAFTED_ALIGNED,
     )
 
 
-def check_step(deployment: Deployment) -> None:
-    """A block of mode align is filled in one step, up to vLLM 0.26.
+def check(deployment: Deployment) -> None:
+    """A block holds a state, and up to vLLM 0.26 one of mode align is filled in one step.
 
     Raises:
-        InvalidValue: a step has fewer tokens.
+        InvalidValue: it does not, or a step has fewer tokens.
     """
-    rules = rules_of(deployment.engine_version)
-    if deployment.states.mode != ALIGN or not rules.align_within_step:
-        return
+    model, rules = deployment.model, rules_of(deployment.engine_version)
     size, tokens = cache.attention_block_size(deployment), deployment.max_num_batched_tokens
-    if size > tokens:
+    if not cache.holds_states(deployment):
+        raise InvalidValue(
+            f"block_size must be larger for {model.name} with speculative: vLLM makes its blocks of"
+            f" {size} tokens without what is drafted, got {deployment.block_size}"
+        )
+    if deployment.states.mode == ALIGN and rules.align_within_step and size > tokens:
         raise InvalidValue(
             f"max_num_batched_tokens must be at least the block of {size} tokens with"
             f" mamba_cache_mode=align, got {tokens}"
@@ -194,7 +201,7 @@ def notes(deployment: Deployment, options: Asked) -> list[str]:
     if found.mode == NONE:
         unheeded = options.mode not in (None, NONE)
         return ["mamba_cache_mode is none without prefix caching"] if unheeded else []
-    size = cache.attention_block_size(deployment)
+    size = cache.state_block_size(deployment)
     if found.mode == ALL:
         return [f"prefix caching: mamba_cache_mode=all keeps a state for every {size} tokens"]
     states = 2 + found.num_checkpoints

@@ -8,6 +8,7 @@ from planned import KNOWN, PLAIN, cases, check
 import kvexp
 from kvexp.results import Status
 from kvexp_vllm import Vllm
+from kvexp_vllm_worker.arguments import engine_arguments
 
 GPU = "gpu=b200"
 
@@ -121,6 +122,10 @@ REFUSED = {
     "engine.mamba_block_size=512": "engine.mamba_block_size needs engine.enable_prefix_caching",
     f"{ON} engine.mamba_block_size=0": "engine.mamba_block_size must be at least 1, got 0",
     f"{ON} engine.enable_chunked_prefill=false max_model_len=2048": "must be true with mamba_cache",
+    "model=granite4_h_small speculative.method=ngram speculative.num_tokens=3": (
+        "block_size must be larger for granite4_h_small with speculative: vLLM makes its blocks of"
+        " 528 tokens without what is drafted, got 16"
+    ),
     f"{ON} max_num_batched_tokens=512": "at least the block of 544 tokens with mamba_cache_mode",
     f"{ON} engine.version=0.16.0 speculative.method=ngram speculative.num_tokens=2": (
         "speculative needs engine.enable_prefix_caching=false before vLLM 0.17"
@@ -182,3 +187,21 @@ def group_of(model, version):
     result = counted(f"model={model}", "tp=2", f"engine.version={version}")
     state = next(group for group in result.groups if group.kind == "mamba")
     return state.block_size, state.blocks_per_request
+
+
+def test_a_model_without_attention_notes_its_own_block():
+    result = counted(
+        *f"model=falcon_mamba_7b {ON} engine.mamba_block_size=1024 max_model_len=8192".split()
+    )
+    said = "prefix caching: mamba_cache_mode=all keeps a state for every 1024 tokens"
+    assert said in result.notes
+    assert result.groups[0].blocks_per_request == 8192 // 1024
+
+
+def test_the_profiler_gives_the_engine_the_same_options():
+    options = {"enable_prefix_caching": True, "mamba_cache_mode": "all", "mamba_block_size": 512}
+    run = replace(PLAIN, model=KNOWN.model("granite4_h_small"), engine=Vllm(**options))
+    deployment = run.engine.decide(run, "vllm")
+    given = engine_arguments(deployment, run.engine)
+    assert {name: given[name] for name in options} == options
+    assert not set(options) & set(engine_arguments(deployment, Vllm()))
