@@ -44,6 +44,8 @@ def _error_bytes(
     engine: Engine, deployment: Deployment, profile: Profile, quota: Quota, sign: int
 ) -> int:
     """How far the bytes for one rank's cache may be off, towards less (-1) or more (1)."""
+    if quota.base == "kv_cache_memory_bytes":
+        return 0  # given, whatever the terms are
     errors = [
         part.above_bytes if sign < 0 else part.below_bytes
         for part in (*profile.parts, *(p for p in quota.parts if p not in profile.parts))

@@ -1,17 +1,19 @@
 """From a deployment to blocks: which layers cache what, then the planner's arithmetic."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvexp.deployment import Deployment
+from kvexp.dtypes import KvDtype
 from kvexp.engine import CachePlan, RankShape
 from kvexp.errors import InvalidValue
 from kvexp.kv import Plan, PlannerRules, PlanRefusal, PlanRequest, plan_cache
 from kvexp.kv import max_in_flight_tokens as max_in_flight_tokens
 from kvexp.kv import pp_layer_ranges as pp_layer_ranges
 from kvexp.kv import rules_for as _rules_for
-from kvexp.kv.dtypes import kv_quant_mode, storage_dtype
+from kvexp.kv.dtypes import kv_quant_mode, storage_dtype, turboquant_slot_bytes
 from kvexp.kv.specs import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -21,6 +23,8 @@ from kvexp.kv.specs import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    TQFullAttentionSpec,
+    cdiv,
 )
 from kvexp.request import SPARSE, Compressed
 from kvexp.results import KvGroup, Refusal
@@ -52,18 +56,23 @@ SLIDING_BLOCK_SIZE = 16
 def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec]:
     """The layers of one rank that keep a cache, by name, in the model's order."""
     specs: dict[str, LayerSpec] = {}
-    by_kind: dict[str, dict[str, LayerSpec]] = {}
+    by_kind: dict[tuple[str, bool], dict[str, LayerSpec]] = {}
     for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
         if not deployment.model.owns_cache(index):
             continue
-        kind = deployment.model.layer_type(index)
-        if kind not in by_kind:
-            by_kind[kind] = _specs_of(deployment, kind)
-        for part, spec in by_kind[kind].items():
+        kind, skipped = deployment.model.layer_type(index), index in deployment.kv_skip_layers
+        if (kind, skipped) not in by_kind:
+            stored = _in_compute_dtype(deployment) if skipped else deployment
+            by_kind[kind, skipped] = _specs_of(stored, kind)
+        for part, spec in by_kind[kind, skipped].items():
             specs[f"layers.{index}{part}"] = spec
     if shape.pp_rank == deployment.pp - 1:
         specs.update(_draft_specs(deployment))
     return specs
+
+
+def _in_compute_dtype(deployment: Deployment) -> Deployment:
+    return replace(deployment, kv_dtype=KvDtype[deployment.dtype.name])
 
 
 def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
@@ -77,6 +86,7 @@ def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
         model=draft,
         pp=1,
         speculation=None,
+        kv_skip_layers=frozenset(),
         block_size=attention_block_size(deployment),
     )
     shape = RankShape(rank=0, tp_rank=0, pp_rank=0, first_layer=0, num_layers=layers)
@@ -86,16 +96,39 @@ def _draft_specs(deployment: Deployment) -> dict[str, LayerSpec]:
 def attention_block_size(deployment: Deployment) -> int:
     """Tokens of an attention block, raised where a recurrent state needs a larger page.
 
-    vLLM `_align_hybrid_block_size` without prefix caching: the block is the smallest multiple of
-    the asked one whose attention page holds the largest state's page.
+    vLLM `_align_hybrid_block_size`: the block is the smallest multiple of a unit whose attention
+    page holds the largest state's page; where every block keeps a state, the kernel's chunk of
+    tokens divides it too.
     """
-    states = _states(deployment)
+    caching = deployment.states
+    held = deployment if caching.aligns_drafts else replace(deployment, speculation=None)
+    states = _states(held)
     if not states or deployment.model.is_attention_free:
         return deployment.block_size
     token_bytes = _full(deployment, block_size=1).page_size_bytes
     state_bytes = max(state.page_size_bytes for state in states.values())
-    blocks = -(-state_bytes // (deployment.block_size * token_bytes))
-    return deployment.block_size * blocks
+    unit = caching.unit or deployment.block_size
+    if caching.mode == "all":
+        unit = math.lcm(unit, caching.chunk_size or unit)
+    return max(deployment.block_size, unit * cdiv(state_bytes, unit * token_bytes))
+
+
+def holds_states(deployment: Deployment) -> bool:
+    """Whether the page of a block holds the largest state, with what is drafted."""
+    states = _states(deployment)
+    if not states or deployment.model.is_attention_free:
+        return True
+    page_bytes = _full(deployment).page_size_bytes
+    return max(state.page_size_bytes for state in states.values()) <= page_bytes
+
+
+def state_block_size(deployment: Deployment) -> int:
+    """Tokens after which a recurrent state is kept; without prefix caching only the last one is."""
+    if deployment.states.mode == "none":
+        return deployment.max_model_len
+    if deployment.model.is_attention_free:
+        return deployment.states.chunk_size or deployment.block_size
+    return attention_block_size(deployment)
 
 
 def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
@@ -122,8 +155,13 @@ def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
     if state is not None:
         alone = deployment.model.is_attention_free
         page = None if alone else _full(deployment).page_size_bytes
-        drafted = _num_drafted(deployment)
-        specs[".mixer"] = replace(state, page_size_padded=page, num_speculative_blocks=drafted)
+        specs[".mixer"] = replace(
+            state,
+            block_size=state_block_size(deployment),
+            page_size_padded=page,
+            num_speculative_blocks=_num_drafted(deployment),
+            num_checkpoint_blocks=deployment.states.num_checkpoints,
+        )
     return specs
 
 
@@ -133,6 +171,9 @@ def _full(deployment: Deployment, block_size: int | None = None) -> FullAttentio
     mla, kv_dtype = deployment.model.mla, deployment.kv_dtype
     if mla is None or not mla.latent_cache:
         heads = _heads(deployment, "full_attention")
+        if kv_dtype.is_turboquant:
+            slot = turboquant_slot_bytes(kv_dtype.value, heads["head_size"])
+            return TQFullAttentionSpec(block_size=size, tq_slot_size=slot, **heads)
         return FullAttentionSpec(
             block_size=size,
             head_size_v=deployment.model.v_head_dim,
@@ -348,6 +389,7 @@ def plan(
         max_num_batched_tokens=deployment.max_num_batched_tokens,
         max_in_flight_tokens=options.in_flight_tokens,
         block_size=attention_block_size(deployment),
+        mamba_cache_mode=deployment.states.mode,
         auto_fit=options.auto_fit,
         hybrid=options.hybrid,
         dcp=options.dcp,

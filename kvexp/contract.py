@@ -1,7 +1,7 @@
 """All that a plugin may import from kvexp."""
 
 from kvexp import cache, drafts, layers, simulate, terms, weights
-from kvexp.deployment import Deployment, LoraRoom, Speculation
+from kvexp.deployment import Deployment, LoraRoom, Speculation, StateCaching
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue, ProfilerUnavailable
@@ -87,6 +87,7 @@ __all__ = [
     "Slice",
     "Speculation",
     "Stage",
+    "StateCaching",
     "Tensor",
     "UnusableReading",
     "Usage",

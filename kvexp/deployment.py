@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.request import Gpu, Model
@@ -26,6 +26,24 @@ class Speculation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StateCaching:
+    """How prefix caching keeps recurrent states, by vLLM's names.
+
+    `mode`: none (one state a request), align (of the last two steps' blocks) or all (of every
+    block). Blocks are multiples of `unit` tokens (null: of the block size), in mode all of
+    `chunk_size` too; where no layer is attention, they are of `chunk_size` alone.
+    `num_checkpoints`: states that mode align keeps beyond two and what is drafted.
+    `aligns_drafts`: blocks are made for states with what is drafted, which the layers keep.
+    """
+
+    mode: Literal["none", "align", "all"] = "none"
+    unit: int | None = None
+    chunk_size: int | None = None
+    num_checkpoints: int = 0
+    aligns_drafts: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
     """What an engine resolves a request to.
 
@@ -33,7 +51,8 @@ class Deployment:
     card; every rank has one. `dp` replicas hold the same, `pp_partition` are the layers of each
     stage where they were given. `mm_limits` are the most items of each modality in a request, for a
     model that takes any. `auto_fit`: `max_model_len` is lowered until one request fits.
-    `compiled`: the engine compiles the model where it is not eager.
+    `kv_skip_layers` cache in the compute dtype whatever `kv_dtype` is. `compiled`: the engine
+    compiles the model where it is not eager.
     `notes` are the assumptions made on the way, `flags` what starts the engine with these values.
     """
 
@@ -57,9 +76,11 @@ class Deployment:
     free_bytes: int
     used_by_others_bytes: int
     dp: int = 1
+    kv_skip_layers: frozenset[int] = frozenset()
     pp_partition: tuple[int, ...] | None = None
     lora: LoraRoom | None = None
     speculation: Speculation | None = None
+    states: StateCaching = StateCaching()
     mm_limits: Mapping[str, int] = field(default_factory=dict)
     auto_fit: bool = False
     compiled: bool = True
@@ -126,6 +147,8 @@ class Deployment:
             found["speculative_num_tokens"] = self.speculation.num_tokens
         if self.draft is not None:
             found["speculative_model"] = self.draft.name
+        if self.states.mode != "none":
+            found["mamba_cache_mode"] = self.states.mode
         if self.mm_limits:
             found["mm_limits"] = dict(self.mm_limits)
         return found

@@ -30,15 +30,25 @@ class KvDtype(Enum):
     fp8 = "fp8"
     fp8_e4m3 = "fp8_e4m3"
     fp8_e5m2 = "fp8_e5m2"
+    fp8_ds_mla = "fp8_ds_mla"
     int8_per_token_head = "int8_per_token_head"
     fp8_per_token_head = "fp8_per_token_head"
     int4_per_token_head = "int4_per_token_head"
     nvfp4 = "nvfp4"
+    turboquant_k8v4 = "turboquant_k8v4"
+    turboquant_4bit_nc = "turboquant_4bit_nc"
+    turboquant_k3v4_nc = "turboquant_k3v4_nc"
+    turboquant_3bit_nc = "turboquant_3bit_nc"
 
     @property
     def is_fp8(self) -> bool:
-        """True for the per-tensor fp8 formats."""
-        return self in (KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2)
+        """True for fp8 with one scale a tensor, and DeepSeek's sparse layout of it."""
+        return self in (KvDtype.fp8, KvDtype.fp8_e4m3, KvDtype.fp8_e5m2, KvDtype.fp8_ds_mla)
+
+    @property
+    def is_turboquant(self) -> bool:
+        """True for keys and values packed into one slot."""
+        return self.name.startswith("turboquant_")
 
 
 class Quantization(Enum):

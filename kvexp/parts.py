@@ -83,7 +83,8 @@ class Mamba:
     """Mamba layers: a convolution and a recurrent state of fixed size for every request.
 
     Mamba2, or Mamba1 where `mamba_dt_rank` is given: then a head is one channel wide. `state_dtype`
-    is of the recurrent state where it is not the model's.
+    is of the recurrent state where it is not the model's. `mamba_chunk_size`: tokens that the
+    kernel scans at once, null where a config states none.
     """
 
     mamba_n_heads: int = MISSING
@@ -94,6 +95,7 @@ class Mamba:
     mamba_conv_bias: bool = True
     mamba_dt_rank: int | None = None
     state_dtype: DType | None = None
+    mamba_chunk_size: int | None = None
 
     @property
     def intermediate_size(self) -> int:

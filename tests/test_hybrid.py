@@ -160,6 +160,15 @@ def test_given_cache_bytes_replace_the_share_but_not_the_check_at_start():
     assert refused.refusal.kind == "free_memory_too_low"
 
 
+def test_given_cache_bytes_are_exact_whatever_the_terms_are():
+    options = ["gpu=a100_80gb", "engine.version=0.19.0"]
+    uncertain = kvexp.run(options)
+    given = kvexp.run([*options, "engine.kv_cache_memory_bytes=20GiB"])
+
+    assert uncertain.num_blocks_low < uncertain.num_blocks
+    assert (given.num_blocks_low, given.num_blocks_high) == (None, None)
+
+
 def test_hybrid_manager_off_keeps_every_token_of_sliding_layers():
     options = [*GEMMA, "max_model_len=65536"]
     off = kvexp.run([*options, "engine.disable_hybrid_kv_cache_manager=true"])

@@ -53,6 +53,7 @@ def mamba(section: Section, model_type: str, hidden: int) -> Mamba:
         mamba_d_conv=conv,
         mamba_conv_bias=bias is not False,
         state_dtype=_state_dtype(section, DType.fp32 if model_type == "nemotron_h" else None),
+        mamba_chunk_size=_chunk_size(section, model_type),
     )
 
 
@@ -113,6 +114,12 @@ def _inner(section: Section, model_type: str, hidden: int) -> int:
     if expand <= 0:
         raise section.wrong(("mamba_expand", "expand"), "above 0", expand)
     return int(expand * hidden)
+
+
+def _chunk_size(section: Section, model_type: str) -> int:
+    """Tokens of the kernel's chunk; transformers' default of the family where none is given."""
+    stated = section.integer("mamba_chunk_size", "chunk_size")
+    return stated or (128 if model_type == "nemotron_h" else 256)
 
 
 def _dt_rank(section: Section, hidden: int) -> int:

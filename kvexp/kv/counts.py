@@ -61,7 +61,8 @@ def needed_bytes(
     if _all_uniform(groups):
         return _layer_tuple_bytes(groups) * sum(group.num_blocks(demand) for group in groups)
     page = common_page_bytes(groups)
-    return _longest(groups) * page * sum(group.num_blocks(demand) for group in groups)
+    counted = groups[:1] if rules.need == "first_group" else groups
+    return _longest(groups) * page * sum(group.num_blocks(demand) for group in counted)
 
 
 def blocks_per_request(groups: Sequence[Group], demand: Demand, rules: PlannerRules) -> int:

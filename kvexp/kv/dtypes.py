@@ -123,3 +123,26 @@ def kv_quant_mode(kv_cache_dtype: str) -> KVQuantMode:
 def nvfp4_dim(head_size: int) -> int:
     """Return the bytes of one NVFP4 head: two elements a byte and a scale for each 16."""
     return head_size // 2 + head_size // 16
+
+
+_TURBOQUANT_BITS = {
+    "turboquant_k8v4": (8, 4),
+    "turboquant_4bit_nc": (4, 4),
+    "turboquant_k3v4_nc": (3, 4),
+    "turboquant_3bit_nc": (3, 3),
+}
+"""Bits of an element of keys and of values (vLLM `turboquant/config.py`)."""
+
+
+def turboquant_slot_bytes(kv_cache_dtype: str, head_size: int) -> int:
+    """Return the bytes of one token and head: packed keys and values, an even number.
+
+    Keys of 8 bits are fp8 alone, others have a float16 norm; values have a float16 scale and zero.
+
+    Raises:
+        KeyError: If it is no TurboQuant dtype.
+    """
+    key_bits, value_bits = _TURBOQUANT_BITS[kv_cache_dtype]
+    key = -(-head_size * key_bits // 8) + (0 if key_bits == 8 else 2)
+    value = -(-head_size * value_bits // 8) + 4
+    return (key + value + 1) // 2 * 2

@@ -79,7 +79,8 @@ def _plan(request: PlanRequest, rules: PlannerRules) -> Plan | PlanRefusal:
     workers = _with_groups(request, model, rules)
     if request.num_gpu_blocks_override is not None and rules.override_caps_memory:
         workers = [_overridden(worker, request, rules) for worker in workers]
-    budgets = [_group_budget(worker, request, rules) for worker in workers]
+    checked = [_whole(request, model, rules)] if rules.checks_whole_model else workers
+    budgets = [_group_budget(worker, request, rules) for worker in checked]
     if request.auto_fit:
         fitted = min(longest_fit(budget.fits, demand) for budget in budgets)
         if fitted <= 0:
@@ -135,6 +136,11 @@ def _with_groups(request: PlanRequest, model: Layers, rules: PlannerRules) -> li
         return workers
     groups = group_layers(model, request.hybrid, rules)
     return [_Worker(layers, _project(groups, layers, model, rules), n) for layers, n in pairs]
+
+
+def _whole(request: PlanRequest, model: Layers, rules: PlannerRules) -> _Worker:
+    """All layers on one worker with the least memory of any."""
+    return _Worker(model, group_layers(model, request.hybrid, rules), min(request.available_bytes))
 
 
 def _check_alike(workers: Sequence[_Worker]) -> None:

@@ -57,6 +57,8 @@ class PlannerRules:
         pads_packed_pages: Whether their pages are padded to those of the MLA group.
         packed_block: How the bytes of such a block are counted.
         need: How the bytes of one request of the longest length are counted.
+        checks_whole_model: Whether the check sets the whole model against the least memory of a
+            worker.
         reserves_null_block: Whether the check leaves one block for the placeholder.
         override_caps_memory: Whether ``num_gpu_blocks_override`` replaces the available memory.
         auto_fit: Whether the longest length can be fitted to the memory.
@@ -88,7 +90,8 @@ class PlannerRules:
     packs_equal_pages: bool = False
     pads_packed_pages: bool = True
     packed_block: Literal["tuples", "slots", "largest_group"] = "slots"
-    need: Literal["layers", "groups", "blocks"] = "groups"
+    need: Literal["layers", "first_group", "groups", "blocks"] = "groups"
+    checks_whole_model: bool = False
     reserves_null_block: bool = False
     override_caps_memory: bool = True
     auto_fit: bool = True
@@ -114,24 +117,19 @@ def _columns() -> tuple[PlannerRules, ...]:
         packs_equal_pages=True,
         packed_block="tuples",
         window_tokens="batched",
-        mamba_demand="by_mode_plain_all",
         length_divisor="dcp_pcp",
     )
-    v021 = replace(v022, column="0.21.0", hidden_apart=False)
+    v021 = replace(v022, column="0.21.0", hidden_apart=False, mamba_demand="by_mode_plain_all")
     v020 = replace(v021, column="0.20.0", override_caps_memory=False, token_rule="blocks_per_group")
     v019 = replace(v020, column="0.19.0", packing="none")
-    v018 = replace(v019, column="0.18.0")
-    v013 = replace(
-        v019,
-        column="0.13.0",
-        bucket_factor=1.25,
-        need="layers",
-        auto_fit=False,
-        shrinks_uniform_type=False,
-        mamba_demand="by_length",
-    )
+    v018 = replace(v019, column="0.18.0", need="first_group")
+    v017 = replace(v018, column="0.17.0", bucket_factor=1.25)
+    v015 = replace(v017, column="0.15.0", shrinks_uniform_type=False, checks_whole_model=True)
+    v014 = replace(v015, column="0.14.0", mamba_demand="by_length")
+    v013 = replace(v014, column="0.13.0", need="layers", auto_fit=False, checks_whole_model=False)
+    v012 = replace(v013, column="0.12.0")
     v011 = replace(
-        v013,
+        v012,
         column="0.11.0",
         bucket_factor=None,
         unifies_pages=False,
@@ -163,8 +161,10 @@ def _columns() -> tuple[PlannerRules, ...]:
         need="blocks",
         reserves_null_block=True,
     )
-    v033 = replace(v030, column="0.33.0", mamba_demand="by_mode_without_all")
-    return (v0, v08, v09, v010, v011, v013, v018, v019, v020, v021, v022, v026, v028, v030, v033)
+    v032 = replace(v030, column="0.32.0", mamba_demand="by_mode_without_all")
+    v033 = replace(v032, column="0.33.0")
+    older = (v0, v08, v09, v010, v011, v012, v013, v014, v015, v017, v018, v019)
+    return (*older, v020, v021, v022, v026, v028, v030, v032, v033)
 
 
 COLUMNS = _columns()

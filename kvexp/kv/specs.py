@@ -191,6 +191,22 @@ class FullAttentionSpec(AttentionSpec):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TQFullAttentionSpec(FullAttentionSpec):
+    """Full attention whose keys and values are packed into one slot.
+
+    Attributes:
+        tq_slot_size: Bytes of one token and head, from `turboquant_slot_bytes`.
+    """
+
+    tq_slot_size: int
+
+    @property
+    def real_page_size_bytes(self) -> int:
+        """Bytes of a page without padding."""
+        return self.block_size * self.num_kv_heads * self.tq_slot_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MLAAttentionSpec(FullAttentionSpec):
     """Multi-head latent attention: one latent vector a token, the same on every TP rank.
 
@@ -371,12 +387,14 @@ class MambaSpec(LayerSpec):
         shapes: Shapes of the state tensors of one rank.
         dtypes: Their element types.
         num_speculative_blocks: States kept for speculative tokens.
+        num_checkpoint_blocks: States kept in mode "align" for boundaries inside a prefill.
         mamba_cache_mode: The layer's own mode, part of its identity only.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     num_speculative_blocks: int = 0
+    num_checkpoint_blocks: int = 0
     mamba_cache_mode: MambaCacheMode = "none"
 
     @property
@@ -397,11 +415,14 @@ class MambaSpec(LayerSpec):
         if demand.mamba_cache_mode == "all" and rule != "by_mode_without_all":
             blocks = cdiv(demand.max_model_len, self.block_size)
             return blocks if rule == "by_mode_plain_all" else blocks + speculative
-        return (2 if demand.mamba_cache_mode == "align" else 1) + speculative
+        if demand.mamba_cache_mode == "align":
+            return 2 + speculative + self.num_checkpoint_blocks
+        return 1 + speculative
 
 
 _KINDS: dict[type, str] = {
     FullAttentionSpec: "full",
+    TQFullAttentionSpec: "turboquant",
     MLAAttentionSpec: "mla",
     HiddenStateCacheSpec: "hidden",
     RSWASpec: "rswa",

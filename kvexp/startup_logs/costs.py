@@ -20,18 +20,15 @@ class Costs:
     rule: Mapping[str, Any]
     no_rule: Mapping[str, str]
     defaults: Mapping[str, Any]
-    without_states: frozenset[str]
     nothing: re.Pattern[str]
 
-    def is_free(self, name: str, *, has_states: bool = True) -> bool:
-        """Whether an option takes nothing on the card, of a model with recurrent states or not."""
-        if name in self.without_states:
-            return not has_states
+    def is_free(self, name: str) -> bool:
+        """Whether an option takes nothing on the card."""
         return name not in self.defaults and self.nothing.fullmatch(name) is not None
 
     def knows(self, name: str) -> bool:
         """Whether an option has a place in the lists."""
-        return name in self.defaults or name in self.without_states or self.is_free(name)
+        return name in self.defaults or self.is_free(name)
 
 
 @cache
@@ -44,7 +41,6 @@ def costs_of(engine: str) -> Costs:
         rule=rule,
         no_rule={name: changes for name, (_, changes) in no_rule.items()},
         defaults={**rule, **{name: default for name, (default, _) in no_rule.items()}},
-        without_states=frozenset(own.get("without_states", ())),
         nothing=re.compile("|".join((*data["common"]["nothing"], *own.get("nothing", ())))),
     )
 

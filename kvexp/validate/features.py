@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
@@ -110,11 +110,13 @@ def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
     return apply
 
 
-def _options_among(flags: Flags, names: Iterable[str], release: tuple[int, ...]) -> Iterator[Flag]:
-    """The flags of these names, or that mean one of them."""
+def _options_among(
+    flags: Flags, names: Collection[str], release: tuple[int, ...]
+) -> Iterator[Flag]:
+    """The flags of these names in their order, or that mean one of them."""
     if "compilation_mode" in names:
         yield from compilation.translated(flags, release)
-    yield from flags.take(*names)
+    yield from sorted(flags.take(*names), key=lambda flag: list(names).index(flag.name))
 
 
 def _member(kind: Any, value: Any) -> Any:

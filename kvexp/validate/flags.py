@@ -11,6 +11,8 @@ _COMMAND = re.compile(r"(?:^|\s)(?=--?[A-Za-z][\w.-]*)")
 _NAME = r"-*([A-Za-z][\w.-]*)"
 _FLAG = re.compile(rf"{_NAME}(?:\s*[=:]\s*|\s+)(.+)", re.DOTALL)
 _ALONE = re.compile(_NAME)
+_ON, _OFF = ("_on", "_enabled"), ("_off", "_disabled")
+_SAID = re.compile(rf"^no_|(?:{'|'.join((*_ON, *_OFF))})$")
 _GROUPS = ("compilation_config", "optimization_level", "mm_processor_kwargs")
 """Options whose entries are options; `-O` was one before 0.12."""
 
@@ -52,9 +54,11 @@ class Flags:
             yield replace(named, **self._of_prose(named))
 
     def _of_prose(self, flag: Flag) -> dict[str, Any]:
-        """`prefix caching` and `no custom all-reduce` as the switches that are named so."""
+        """`prefix caching off` and `no custom all-reduce` as the switches that are named so."""
         words = re.sub(r"[\s-]+", "_", flag.words.strip().lower())
-        switches = {f"enable_{words}": True, f"disable_{words.removeprefix('no_')}": True}
+        named = _SAID.sub("", words)
+        is_on = named == words or words.endswith(_ON)
+        switches = {f"enable_{named}": is_on, f"disable_{named}": not is_on}
         known = {name: value for name, value in switches.items() if self._costs.knows(name)}
         if not known:
             return {}
@@ -73,12 +77,10 @@ class Flags:
             for flag in self.take(*names):
                 yield key, flag, None if flag.is_prose else as_input(key, flag.value)
 
-    def drop_free(self, *, has_states: bool) -> None:
-        """Leave out what takes nothing on the card, of a model with recurrent states or not."""
+    def drop_free(self) -> None:
+        """Leave out what takes nothing on the card."""
         self._found = [
-            each
-            for each in self._found
-            if each.is_prose or not self._costs.is_free(each.name, has_states=has_states)
+            each for each in self._found if each.is_prose or not self._costs.is_free(each.name)
         ]
 
     def take_words(self, pattern: re.Pattern[str]) -> list[tuple[Flag, re.Match[str]]]:

@@ -55,10 +55,12 @@ _OWN_CACHE = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
 
 _KV_DTYPES = {each.value: each for each in KvDtype} | {
     "fp8_ds_mla": KvDtype.fp8,
-    "nvfp4_ds_mla": KvDtype.nvfp4,
     "int8": KvDtype.int8_per_token_head,
     "int4": KvDtype.int4_per_token_head,
 }
+_WITHOUT_RULE = ("nvfp4_ds_mla",)
+"""Caches of a fraction of the compute dtype's size, which no dtype of ours stands for."""
+
 _GGUF = ((5, Quantization.w4a16), (8, Quantization.w8a8))
 """Up to how many bits of an element a GGUF file is counted as a format of ours."""
 
@@ -205,7 +207,7 @@ class _Draft:
         release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
         own = features.options(given, cls, release)
         asked = features.asked(given, known.draft)
-        given.drop_free(has_states=self.known.is_hybrid)
+        given.drop_free()
         changes = costs_of(self.inputs.engine).no_rule
         self.notes += [*own.notes, *features.without_rule(given.left, changes)]
         return features.Asked(features=[*own.features, *asked.features], notes=asked.notes)
@@ -281,6 +283,8 @@ class _Draft:
                 self.values["kv_dtype"] = named.kv_dtype
         elif text in _KV_DTYPES:
             self.values["kv_dtype"] = _KV_DTYPES[text]
+        elif text in _WITHOUT_RULE:
+            raise NoRequest(f"there are no rules for kv_cache_dtype {text!r}")
         else:
             self.notes.append(f"kv_cache_dtype: no rule for {text!r}, auto instead")
 

@@ -284,18 +284,3 @@ def cached_model(model: Model, version: str) -> Model:
     query = mla.qk_nope_head_dim + mla.qk_rope_head_dim
     width = PADDED_HEAD if release < UNPADDED_SINCE else query
     return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)
-
-
-def kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
-    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
-    if knobs.kv_dtype is KvDtype.auto:
-        if knobs.model.model_type == "deepseek_v32" or knobs.model.compressed is not None:
-            return KvDtype.fp8  # the sparse kernels' own format; GLM-5 keeps the compute dtype
-        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
-    if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
-        raise InvalidValue(
-            f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"
-        )
-    if knobs.kv_dtype is KvDtype.fp32 and dtype is not DType.fp32:
-        raise InvalidValue(f"kv_dtype=fp32 needs dtype=fp32 with vLLM, got dtype={dtype.name}")
-    return knobs.kv_dtype

@@ -25,7 +25,6 @@ from kvexp.contract import (
     parse_bytes_of,
     share_of_total,
     terms,
-    weights,
 )
 from kvexp_vllm import (
     activation,
@@ -34,17 +33,19 @@ from kvexp_vllm import (
     fitted,
     flags,
     graphs,
+    kv_formats,
+    lines,
     lora,
     multimodal,
+    notes,
     offload,
     parts,
     speculation,
+    states,
 )
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules, version_rules
 from kvexp_vllm.weights import Loaded, Options, weights_memory
-
-SWAP_SPACE_BYTES = 4 << 30  # v0, for each card
 
 
 @dataclass
@@ -62,9 +63,10 @@ class Vllm(Engine):
     `decode_context_parallel_size`, `disable_hybrid_kv_cache_manager`, `num_gpu_blocks_override`,
     `disable_custom_all_reduce`, `skip_mm_profiling` (no item passes its encoder in the profile),
     `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `max_cudagraph_capture_size`,
-    `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`, `performance_mode`: the engine's own
-    options of these names. `mm_encoder_tp_mode`: `weights` splits encoders over the ranks; `data`
-    has them whole on each rank, which share the items.
+    `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`, `performance_mode`,
+    `enable_prefix_caching`, `mamba_cache_mode` and `mamba_block_size` (how often recurrent states
+    are kept): the engine's own options of these names. `mm_encoder_tp_mode`: `weights` splits
+    encoders over the ranks; `data` has them whole on each rank, which share the items.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -87,13 +89,17 @@ class Vllm(Engine):
     compilation_mode: int | None = None
     cpu_offload_gb: float = 0.0
     enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    mamba_cache_mode: str | None = None
+    mamba_block_size: int | None = None
     performance_mode: str = defaults.BALANCED
     share_of_total: float | None = None
 
     counts: ClassVar[tuple[str, ...]] = ("dp", "pp_partition", "lora", "speculative", "mm")
 
     def __post_init__(self) -> None:
-        for name in ("cudagraph_mode", "mm_encoder_tp_mode", "performance_mode"):
+        named = ("cudagraph_mode", "mm_encoder_tp_mode", "performance_mode", "mamba_cache_mode")
+        for name in named:
             value = getattr(self, name)
             setattr(self, name, value if value is None else value.lower())
 
@@ -145,9 +151,11 @@ class Vllm(Engine):
         defaults.check_performance(self.performance_mode)
         unasked = {item.name: item.default for item in fields(self)}
         flags.check(knobs, drafts, self._options, unasked)
+        prefixes = states.asked(self._options)
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = terms.weight_format(knobs)
-        kv_dtype = defaults.kv_dtype(knobs, dtype)
+        kv_dtype = kv_formats.resolve(knobs, dtype, self.version)
+        skipped = kv_formats.skip_layers(knobs.model, kv_dtype)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(
             knobs,
@@ -160,6 +168,9 @@ class Vllm(Engine):
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         if not knobs.enforce_eager:
             graphs.check_largest(self._graphs, rules, self.version, tokens)
+        block_size = kv_formats.aligned_block_size(
+            knobs.block_size or defaults.block_size(knobs, kv_dtype), self.version, skipped
+        )
         gpu = knobs.gpu
         free = gpu.free_bytes
         if free is None:
@@ -173,7 +184,9 @@ class Vllm(Engine):
             dtype=dtype,
             quantization=quantization,
             kv_dtype=kv_dtype,
-            block_size=knobs.block_size or defaults.block_size(knobs, kv_dtype),
+            kv_skip_layers=skipped,
+            block_size=block_size,
+            states=states.caching(knobs, prefixes, drafts, block_size, length),
             util=share_of_total(knobs, self.share_of_total, default=rules.util),
             max_model_len=length,
             max_num_batched_tokens=tokens,
@@ -192,17 +205,26 @@ class Vllm(Engine):
             free_bytes=free,
             used_by_others_bytes=gpu.used_by_others_bytes,
             notes=(
-                *self._notes(knobs),
+                *notes.of_model(knobs.model),
                 *((dtype_note,) if dtype_note else ()),
                 *speculation.notes(knobs.pp, drafts),
-                *self._replica_notes(knobs),
+                *notes.of_replicas(knobs, expert_parallel=self.enable_expert_parallel),
             ),
         )
+        states.check(deployment)
         offloaded = offload.note(
             deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
         )
-        notes = (*deployment.notes, *filter(None, (offloaded, flags.note(deployment))))
-        return replace(deployment, flags=self.flags(deployment), notes=notes)
+        said = (
+            *(offloaded, flags.note(deployment)),
+            *states.notes(deployment, prefixes),
+            *kv_formats.notes(deployment),
+        )
+        return replace(
+            deployment,
+            flags=self.flags(deployment),
+            notes=(*deployment.notes, *filter(None, said)),
+        )
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""
@@ -312,6 +334,7 @@ class Vllm(Engine):
                 "freed blocks that the loader's temporaries pin",
                 buffers.fragments(deployment, shape, self.rules),
             ),
+            *kv_formats.workspace(deployment),
             parts.predicted("graphs", _capture_of(captured.sizes), capture),
         )
 
@@ -384,20 +407,7 @@ class Vllm(Engine):
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""
-        length = plan.max_model_len
-        if self.rules.log_shape == "v0":
-            swapped = SWAP_SPACE_BYTES // max(plan.block_bytes_per_rank[0], 1)
-            return (
-                f"# GPU blocks: {plan.num_blocks}, # CPU blocks: {swapped}",
-                f"Maximum concurrency for {length} tokens per request: {plan.max_concurrency:.2f}x",
-            )
-        size = f"GPU KV cache size: {plan.kv_tokens:,} tokens"
-        concurrency = (
-            f"Maximum concurrency for {length:,} tokens per request: {plan.max_concurrency:.2f}x"
-        )
-        if self.rules.log_shape == "one_line":
-            return (f"{size}, {concurrency}",)
-        return size, concurrency
+        return lines.capacity(plan, self.rules)
 
     def _before_baseline(self, deployment: Deployment) -> tuple[Part, ...]:
         """What a rank has in use before its baseline."""
@@ -469,26 +479,6 @@ class Vllm(Engine):
             available_bytes=given,
             parts=profile.parts,
         )
-
-    def _notes(self, knobs: Knobs) -> tuple[str, ...]:
-        notes = list(knobs.model.notes)
-        if not weights.is_known(knobs.model) and knobs.model.path is None:  # the reader says it
-            kind = knobs.model.model_type
-            notes.append(f"the structure of model_type {kind!r} is assumed: a gated decoder")
-        if knobs.model.head_dim is None:
-            notes.append(f"head_dim = hidden_size / heads = {knobs.model.head_size}")
-        if knobs.model.num_key_value_heads is None:
-            notes.append(f"num_key_value_heads = num_attention_heads = {knobs.model.kv_heads}")
-        return tuple(notes)
-
-    def _replica_notes(self, knobs: Knobs) -> list[str]:
-        moe, ranks = knobs.model.moe, knobs.tp * knobs.dp
-        if moe is None or not self.enable_expert_parallel or moe.num_experts % ranks == 0:
-            return []
-        return [
-            f"{moe.num_experts} experts are dealt out to {ranks} ranks unevenly: figures are of the"
-            " first replica, which holds the most"
-        ]
 
 
 def _overlaps(deployment: Deployment) -> bool:

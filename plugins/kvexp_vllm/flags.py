@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvexp.contract import Deployment, InvalidValue, Knobs, Quantization, Speculation
-from kvexp_vllm.defaults import BALANCED
+from kvexp_vllm.defaults import BALANCED, compute_dtype
 from kvexp_vllm.graphs import FULL, LARGEST_SINCE, NONE
 from kvexp_vllm.rules import V1_COLUMNS, is_v0, patch_release_of
 
@@ -18,6 +18,13 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "pp": (0, 5, 1),
     "pp_partition": (0, 5, 4),
     "dp": (0, 8, 3),
+    "kv_dtype=bf16": (0, 11, 0),
+    "kv_dtype=fp16": (0, 18, 0),
+    "kv_dtype=fp8_ds_mla": (0, 11, 1),
+    "kv_dtype=turboquant_k8v4": (0, 20, 0),
+    "kv_dtype=turboquant_4bit_nc": (0, 20, 0),
+    "kv_dtype=turboquant_k3v4_nc": (0, 20, 0),
+    "kv_dtype=turboquant_3bit_nc": (0, 20, 0),
     "kv_dtype=int8_per_token_head": (0, 20, 0),
     "kv_dtype=fp8_per_token_head": (0, 20, 0),
     "kv_dtype=nvfp4": (0, 20, 0),
@@ -44,6 +51,8 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "engine.cudagraph_mode=full_and_piecewise": MODES_SINCE,
     "engine.compilation_mode": (0, 6, 5),
     "engine.performance_mode": (0, 17, 0),
+    "engine.mamba_block_size": (0, 11, 1),
+    "engine.mamba_cache_mode": (0, 15, 0),
 }
 """The first release that takes an option, or one value of it."""
 
@@ -63,6 +72,9 @@ SWITCHES = (
     "disable_custom_all_reduce",
     "skip_mm_profiling",
 )
+NO_PREFIX_CACHING_SINCE = (0, 6, 5)
+"""A switch that could not be turned off before, when it was off by default."""
+
 UNLIMITED = 999  # items of a modality where no limit is given
 WHILE_LOADING = (Quantization.fp8, Quantization.bitsandbytes)
 """Formats that vLLM makes of a checkpoint that is not quantised; the others a checkpoint states."""
@@ -101,7 +113,7 @@ def _asked(knobs: Knobs, options: Mapping[str, Any], defaults: Mapping[str, Any]
         "dp": knobs.dp > 1,
         "pp_partition": knobs.pp_partition,
         "mm.limits": knobs.mm.limits.given,
-        f"kv_dtype={knobs.kv_dtype.name}": True,
+        f"kv_dtype={knobs.kv_dtype.name}": knobs.kv_dtype.name != compute_dtype(knobs)[0].name,
     }
     yield from (key for key, is_asked in shared.items() if is_asked)
     for name, value in options.items():
@@ -206,6 +218,7 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
         yield "--mm-encoder-tp-mode data" if named else "--enable-multimodal-encoder-data-parallel"
     if options["enable_chunked_prefill"] is not None:
         yield _chunked(release, options["enable_chunked_prefill"])
+    yield from _prefix_caching(release, options)
     if options["performance_mode"] != BALANCED:
         yield f"--performance-mode {options['performance_mode']}"
     if not options["async_scheduling"] and release >= SINCE["engine.async_scheduling"]:
@@ -236,6 +249,15 @@ def _compilation(
         yield "cudagraph_capture_sizes", list(options["cudagraph_capture_sizes"])
     if options["max_cudagraph_capture_size"] is not None and release >= LARGEST_SINCE:
         yield "max_cudagraph_capture_size", options["max_cudagraph_capture_size"]
+
+
+def _prefix_caching(release: tuple[int, int, int], options: Mapping[str, Any]) -> Iterator[str]:
+    asked = options["enable_prefix_caching"]
+    if asked is not None and (asked or release >= NO_PREFIX_CACHING_SINCE):
+        yield "--enable-prefix-caching" if asked else "--no-enable-prefix-caching"
+    for name in ("mamba_cache_mode", "mamba_block_size"):
+        if options[name] is not None:
+            yield f"--{name.replace('_', '-')} {options[name]}"
 
 
 def _chunked(release: tuple[int, int, int], chunked: bool) -> str:

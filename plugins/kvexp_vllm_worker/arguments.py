@@ -77,6 +77,15 @@ def _adapters(deployment: Deployment, engine: Engine) -> dict[str, Any]:
     }
 
 
+_UNSET = (
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "mamba_cache_mode",
+    "mamba_block_size",
+)
+"""Options that are null where vLLM decides."""
+
+
 def _options(engine: Engine) -> dict[str, Any]:
     """Options of the engine that have the same name in vLLM, where they are not its default."""
     chosen = {
@@ -93,9 +102,9 @@ def _options(engine: Engine) -> dict[str, Any]:
     ranks = getattr(engine, "decode_context_parallel_size", 1)
     if ranks != 1:
         found["decode_context_parallel_size"] = ranks
-    chunked = getattr(engine, "enable_chunked_prefill", None)
-    if chunked is not None:
-        found["enable_chunked_prefill"] = chunked
+    for name in _UNSET:
+        if getattr(engine, name, None) is not None:
+            found[name] = getattr(engine, name)
     mode = getattr(engine, "performance_mode", "balanced")
     if mode != "balanced":
         found["performance_mode"] = mode

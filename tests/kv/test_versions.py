@@ -102,6 +102,26 @@ def test_the_placeholder_block_counts_from_0_30():
     assert refused.estimated_max_model_len == 8176
 
 
+def test_one_request_of_the_longest_length_is_measured_by_the_first_group_before_0_19():
+    layers = named((full(), 12), (sliding(1024), 12))
+    needs = {
+        version: plan(
+            layers, 20 * GIB, 8192, batched=1024, rules=rules_for(version)
+        ).needed_bytes_per_worker[0]
+        for version in ("0.13", "0.14", "0.18", "0.19")
+    }
+    page, of_length, of_window = 65_536, 512, 129
+    assert needs["0.14"] == needs["0.18"] == 12 * page * of_length
+    assert needs["0.13"] == needs["0.19"] == 12 * page * (of_length + of_window)
+
+
+def test_the_whole_model_is_checked_against_one_stage_up_to_0_16():
+    stages = [named((full(), 16)), {f"late.{n}": full() for n in range(16)}]
+    for version, fits in (("0.13", True), ("0.14", False), ("0.16", False), ("0.17", True)):
+        made = plan(None, [600 * 2**20] * 2, 8192, rules=rules_for(version), workers=stages)
+        assert isinstance(made, PlanRefusal) is not fits, version
+
+
 def test_mamba_states_of_each_version():
     state = mamba(16, ((4, 64),), num_speculative_blocks=2)
     layers = named((state, 4))
@@ -112,8 +132,11 @@ def test_mamba_states_of_each_version():
 
     assert [blocks("0.11", mode) for mode in ("none", "align", "all")] == [1, 1, 1]
     assert [blocks("0.13", mode) for mode in ("none", "align", "all")] == [100, 100, 100]
-    assert [blocks("0.22", mode) for mode in ("none", "align", "all")] == [3, 4, 100]
+    assert [blocks("0.15", mode) for mode in ("none", "align", "all")] == [3, 4, 100]
+    assert [blocks("0.21", mode) for mode in ("none", "align", "all")] == [3, 4, 100]
+    assert [blocks("0.22", mode) for mode in ("none", "align", "all")] == [3, 4, 102]
     assert [blocks("0.26", mode) for mode in ("none", "align", "all")] == [3, 4, 102]
+    assert [blocks("0.32", mode) for mode in ("none", "align", "all")] == [3, 4, 3]
     assert [blocks("0.33", mode) for mode in ("none", "align", "all")] == [3, 4, 3]
 
 
@@ -154,14 +177,15 @@ def test_one_group_before_the_hybrid_manager():
         ("0.8.4", "0.8.5", "v1"),
         ("0.9", "0.9.2", "v1"),
         ("v0.11.2", "0.11.0", "v1"),
-        ("0.12.0", "0.11.0", "v1"),
-        ("0.17.1", "0.13.0", "v1"),
+        ("0.12.0", "0.12.0", "v1"),
+        ("0.17.1", "0.17.0", "v1"),
+        ("0.16.0", "0.15.0", "v1"),
         ("0.19.0rc1", "0.19.0", "v1"),
         ("0.25", "0.22.0", "v1"),
         ("0.26.0", "0.26.0", "v1"),
         ("0.27", "0.26.0", "v1"),
         ("0.29.1", "0.28.0", "v1"),
-        ("0.32.0+cu130", "0.30.0", "v1"),
+        ("0.32.0+cu130", "0.32.0", "v1"),
         ("0.40", "0.33.0", "v1"),
         ("1.0.0", "0.33.0", "v1"),
     ],

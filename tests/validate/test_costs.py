@@ -45,6 +45,9 @@ SAMPLES = {  # values that are not the defaults
     "cpu_offload_gb": "cpu_offload_gb=2",
     "enable_chunked_prefill": "enable_chunked_prefill",
     "performance_mode": "performance_mode=throughput",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "mamba_cache_mode": "mamba_cache_mode=align",
+    "mamba_block_size": "mamba_block_size=512",
     "cuda_graph_sizes": "cuda_graph_sizes=[1, 2]",
     "cudagraph_capture_sizes": "cudagraph_capture_sizes=[1, 2]",
     "max_cudagraph_capture_size": "max_cudagraph_capture_size=8",
@@ -68,7 +71,7 @@ def test_every_option_has_a_place(name):
 
 
 def test_no_option_has_two_places():
-    listed = [*VLLM.rule, *VLLM.no_rule, *VLLM.without_states]
+    listed = [*VLLM.rule, *VLLM.no_rule]
 
     assert len(listed) == len(set(listed))
     assert [name for name in listed if VLLM.nothing.fullmatch(name)] == []
@@ -106,12 +109,31 @@ def test_what_takes_nothing_on_the_card_is_not_named(flags):
     assert predict(replace(LLAMA, other_flags=flags)).values == predict(LLAMA).values
 
 
-def test_caching_prefixes_costs_states_of_models_that_have_some():
-    hybrid = {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "tp": 8}
+GRANITE = {"model": "ibm-granite/granite-4.0-h-small", "tp": 8, "engine_version": "0.26.0"}
+CACHING = {
+    "--enable-prefix-caching": (True, None, None),
+    "prefix caching": (True, None, None),
+    "Prefix caching enabled": (True, None, None),
+    "enable_prefix_caching=True, mamba_cache_mode=align": (True, "align", None),
+    "--mamba-block-size 1024 --mamba-cache-mode all --enable-prefix-caching": (True, "all", 1024),
+    "--no-enable-prefix-caching": (False, None, None),
+    "no prefix caching": (False, None, None),
+    "prefix caching off": (False, None, None),
+}
 
-    assert notes_of("enable-prefix-caching", **hybrid) == [
-        "other_flags: no rule for 'enable-prefix-caching'"
-    ]
+
+@pytest.mark.parametrize("flags", CACHING)
+def test_prefix_caching_is_asked_for_in_any_words(flags):
+    assert notes_of(flags, **GRANITE) == []
+    engine = request_with(flags, **GRANITE).run.engine
+    found = (engine.enable_prefix_caching, engine.mamba_cache_mode, engine.mamba_block_size)
+    assert found == CACHING[flags]
+
+
+def test_a_mode_that_a_release_has_not_is_named():
+    (note,) = notes_of("enable_prefix_caching; mamba_cache_mode=each", **GRANITE)
+
+    assert note.endswith("one of none, align, all in vLLM 0.26.0, got 'each'")
 
 
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "lmdeploy"])
@@ -132,7 +154,7 @@ CONFIG = (
 )
 
 
-def test_a_logs_effective_graphs_are_inputs():
+def test_a_logs_effective_graphs_and_prefix_caching_are_inputs():
     flags = read_log(CONFIG, "a-log")["other_flags"]
 
     assert {flag.name for flag in read(flags)} == {
@@ -140,6 +162,7 @@ def test_a_logs_effective_graphs_are_inputs():
         "cudagraph_mode",
         "cudagraph_capture_sizes",
         "max_cudagraph_capture_size",
+        "enable_prefix_caching",
     }
     engine = request_with(flags).run.engine
     assert (engine.compilation_mode, engine.cudagraph_mode) == (0, "full_decode_only")

@@ -78,6 +78,7 @@ CACHE = "INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens\n"
             {"model": "acme/m", "weight_dtype": "bfloat16", "max_model_len": 1024},
             {
                 "speculative_config": {"method": "mtp", "model": "acme/m", "num_spec_tokens": 2},
+                "enable_prefix_caching": True,
                 "level": 3,
                 "cudagraph_capture_sizes": [512, 504],
             },
