@@ -168,7 +168,8 @@ class Encoder:
     `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
     divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B). `rotary`: its
     positions are turned; `learned_positions`: and rows of a table are added to its input;
-    `windowed`: and ordered anew by windows; `copies_projections`: those are copied first (GLM).
+    `table_positions`: and the fp32 table of so many is kept (MoonViT); `windowed`: and ordered anew
+    by windows; `copies_projections`: those are copied first (GLM).
     `deepstack_layers`: outputs of so many layers go into the decoder's first layers beside the last
     one's. `one_hot_positions`: rows of the table that each side of a position is looked up in, by
     older transformers with one-hot rows of it (Gemma 4).
@@ -193,6 +194,7 @@ class Encoder:
     qk_norm: bool = False
     rotary: bool = False
     learned_positions: bool = False
+    table_positions: int = 0
     windowed: bool = False
     copies_projections: bool = False
     deepstack_layers: int = 0

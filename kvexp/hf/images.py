@@ -21,6 +21,7 @@ _WIDTH = ("embed_dim", "vt_hidden_size", "d_model", "width", "hidden_size")
 _HEADS = ("num_attention_heads", "vt_num_attention_heads", "num_heads")
 _LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
 MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
+MOONVIT_POSITIONS = 512 * 512  # of its rotary table
 GEMMA4_POSITIONS = 10240  # rows of its table
 
 _TURNING = ("qwen", "kimi", "glm4v")
@@ -68,6 +69,7 @@ def encoder(config: Section) -> Encoder | None:
         qk_norm=bool(tower.flag("qk_normalization") or tower.flag("use_qk_norm")),
         rotary=turns,
         learned_positions=kind.startswith(_LEARNED),
+        table_positions=MOONVIT_POSITIONS if kind.startswith("kimi") else 0,
         windowed=tower.has("window_size") or kind.startswith("qwen2_5"),
         copies_projections=kind.startswith("glm4v"),
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),

@@ -16,6 +16,7 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
     Gemma 4  = 4 h + 3 I and a mask of an image's pairs, of a chunk of the frames, whole on each
                rank; to the byte on an H200
     Pixtral  = 6 h + 3 I / n and a mask of the pairs of all images, read from its code
+    MoonViT  = those of rotary, and a table of all positions that it keeps
     Gemma 3n = 2 h + 3 I of the widest bottleneck of MobileNetV5, counted without a device
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
     normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
@@ -99,9 +100,10 @@ def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> 
     size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
     size += _tables_bytes(deployment, positions) * (2 if encoder.windowed else 1)
     size += deepstack_bytes(deployment, positions // encoder.patches_per_item)
+    size += _kept_table_bytes(encoder)
     if encoder.masks_pairs:
         size += positions * positions * deployment.dtype.itemsize_bytes
-    read = bool(encoder.masks_pairs or encoder.returned_layers)
+    read = bool(encoder.masks_pairs or encoder.returned_layers or encoder.table_positions)
     measured = release_of(deployment.engine_version) == MEASURED and n == 1 and not read
     return around(
         "encoder",
@@ -177,19 +179,29 @@ def _tables_bytes(deployment: Deployment, positions: int) -> int:
     return 2 * positions * width * deployment.dtype.itemsize_bytes
 
 
+def _kept_table_bytes(encoder: Encoder) -> int:
+    """Rotary pairs in fp32 of all positions that an image may have, made by the first forward."""
+    if not encoder.num_attention_heads:
+        return 0
+    pairs = encoder.hidden_size // encoder.num_attention_heads // 2
+    return encoder.table_positions * pairs * 2 * FP32_BYTES
+
+
 def kept_bytes(deployment: Deployment, rules: VersionRules, images: int) -> int:
     """What outlives the forward beside its outputs, from 0.12 on.
 
-    A workspace, and the tables of encoders that order positions anew by windows.
+    A workspace, the tables of encoders that order positions anew by windows, and the whole rotary
+    table of MoonViT, before 0.12 too.
     """
     encoder = deployment.model.encoder
     assert encoder is not None
+    kept = _kept_table_bytes(encoder)
     if not rules.turns_queries_in_dtype:
-        return 0
-    workspace = BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)
+        return kept
+    kept += BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)
     if not encoder.windowed:
-        return workspace
-    return workspace + _tables_bytes(deployment, images * encoder.patches_per_item)
+        return kept
+    return kept + _tables_bytes(deployment, images * encoder.patches_per_item)
 
 
 def deepstack_bytes(deployment: Deployment, images: int) -> int:
