@@ -18,7 +18,8 @@ class Architecture:
     heads together (full). `norms`: norms of the hidden size a layer, `norm_bias`: with a bias each.
     `output_bias`: a bias on the output projection too, `mlp_bias` and `head_bias` on those.
     `sinks`: one number a head. `rotary`: the share of a head that is rotated, 0 without positions.
-    `local_rotary`: sliding layers have a rotary cache of their own. `normalizer`: one number scales
+    `local_rotary`: sliding layers have a rotary cache of their own, `whole_rotary`: as wide as a
+    head, what is not rotated included. `normalizer`: one number scales
     the embeddings. `gated`: the MLP has a gate beside up and down. `positions`: rows of a learned
     position table beyond the longest context, None without a table. `query_gate`: the query
     projection holds a gate of the same size. `router_bias`: one number an expert. `fp32_router`:
@@ -40,6 +41,7 @@ class Architecture:
     sinks: bool = False
     rotary: float = 1.0
     local_rotary: bool = False
+    whole_rotary: bool = False
     normalizer: bool = False
     gated: bool = True
     positions: int | None = None
@@ -100,6 +102,7 @@ ARCHITECTURES = {
         qk_norm="head",
         norms=4,
         local_rotary=True,
+        whole_rotary=True,
         normalizer=True,
         beside_dense=True,
         layer_extra=1,

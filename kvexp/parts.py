@@ -157,14 +157,22 @@ class Encoder:
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder; of audio they are its encoder's positions,
     and the mel bins of each. `gated`: the encoder's MLP has a gate.
-    `video_items`: a video is as much as so many images at most, 0 where it takes none.
+    `video_items`: a video is as much as so many images at most, 0 where it takes none; or as so
+    many frames of `frame_tokens` and `frame_patches`, where those are not an image's; the same of
+    chunks of a long audio.
     `kept_layers`: outputs of so many layers are joined to the last one's (Mllama), whose decoder
     looks at them from layers of cross-attention instead of taking them as positions.
+    `returned_layers`: outputs of so many layers are kept for some of them to be selected.
+    `tile_patches`: positions that look at one another alone, where an image has several such tiles;
+    `masks_pairs`: all look at all under a mask instead (Pixtral).
     `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
     divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B). `rotary`: its
-    positions are turned; `learned_positions`: and rows of a table are added to its input.
+    positions are turned; `learned_positions`: and rows of a table are added to its input;
+    `table_positions`: and the fp32 table of so many is kept (MoonViT); `windowed`: and ordered anew
+    by windows; `copies_projections`: those are copied first (GLM).
     `deepstack_layers`: outputs of so many layers go into the decoder's first layers beside the last
-    one's.
+    one's. `one_hot_positions`: rows of the table that each side of a position is looked up in, by
+    older transformers with one-hot rows of it (Gemma 4).
     """
 
     tokens_per_item: int = MISSING
@@ -173,14 +181,24 @@ class Encoder:
     hidden_size: int = MISSING
     intermediate_size: int = MISSING
     gated: bool = False
+    convolved: bool = False
     video_items: int = 0
+    frame_tokens: int = 0
+    frame_patches: int = 0
     kept_layers: int = 0
+    returned_layers: int = 0
+    tile_patches: int = 0
+    masks_pairs: bool = False
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
     qk_norm: bool = False
     rotary: bool = False
     learned_positions: bool = False
+    table_positions: int = 0
+    windowed: bool = False
+    copies_projections: bool = False
     deepstack_layers: int = 0
+    one_hot_positions: int = 0
 
     def splits_heads(self, n: int) -> bool:
         """Whether `n` ranks share its attention; otherwise each of them has all of it."""

@@ -358,7 +358,10 @@ def test_a100_carries_the_name_that_engines_look_for(name):
     assert "a100" in gpu(name).name.lower()
 
 
-IMAGES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL", "Qwen3_5", "Gemma3For", "Mistral3", "Mllama")
+IMAGES = (
+    *("Qwen2VL", "Qwen2_5", "Qwen3VL", "Qwen3_5", "Qwen3Omni", "Gemma3For", "Gemma4For"),
+    *("InternVL", "Kimi", "Llama4", "Llava", "Mistral3", "Mllama"),
+)
 """Classes whose images a config.json says, by the rules of `kvexp.hf.images`."""
 
 

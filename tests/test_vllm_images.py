@@ -227,3 +227,12 @@ def test_a_limit_of_none_is_no_matter_what_a_model_takes():
     assert kvexp.run([*asked.split(), "mm.limits={image:1,video:0}"]).ok
     refused = kvexp.run([*asked.split(), "mm.limits={image:1,video:1}"])
     assert refused.reason == "mm.limits.video: gemma3_4b_vision takes image"
+
+
+@pytest.mark.parametrize(("ranks", "printed"), [(1, 2.92), (2, 2.85)])
+def test_the_rotary_table_of_moonvit_is_alive_while_the_sampler_runs(ranks, printed):
+    """512 x 512 positions, 36 pairs of fp32 each; Kimi-VL under 0.19, the peak as it prints it."""
+    asked = "gpu=h100 model=kimi_vl_a3b engine.version=0.19.0 util=0.95 max_model_len=8192"
+    found = kvexp.run([*asked.split(), "max_num_batched_tokens=8192", f"tp={ranks}"])
+
+    assert found.profile.activation_bytes == pytest.approx(printed * GIB, abs=0.0051 * GIB)

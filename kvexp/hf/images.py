@@ -1,131 +1,116 @@
-"""The largest image that a vision encoder takes, for engines that profile themselves with images.
+"""An encoder of images or audio in a config.json, for engines that profile themselves with it."""
 
-What decides it stands in config.json for encoders of fixed images, and in the model's processor
-for those that take any size; of the latter the processors' published limits are used, and noted.
-"""
-
+from kvexp.hf.items import AUDIO_RULES, CHANNELS, RULES, UNPATCHED, WHY
 from kvexp.hf.section import Section
 from kvexp.hf.towers import (
+    AUDIO_KEYS,
     DEFAULTS,
     GATED,
+    MOST_POSITIONS,
     VISION_KEYS,
     encoder_section,
+    mlp_width,
+    own_type,
     patch_size,
-    patches_a_side,
+    places,
 )
 from kvexp.request import Encoder
 
-CHANNELS = 3
-MOST_TOKENS, MOST_TILES = 1 << 20, 1 << 10  # of one image: more is damage
-QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
-QWEN3_PIXELS = 16_777_216  # longest_edge of Qwen3-VL's image processor; a video's is less
-QWEN_MERGE, QWEN_FRAMES = 2, 2
-QWEN_VIDEO = 8  # sixteen frames, two of them as much as an image
 _SIZES = (1024, 24, 4096, 14)
-_WHY = "of its encoder's class, for images"
-MLLAMA_PADDING = 8  # positions of a tile are filled up to a multiple
+_WIDTH = ("embed_dim", "vt_hidden_size", "d_model", "width", "hidden_size")
+_HEADS = ("num_attention_heads", "vt_num_attention_heads", "num_heads")
+_LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
 MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
-LLAMA4_TILES = 17  # sixteen tiles and the whole image
+MOONVIT_POSITIONS = 512 * 512  # of its rotary table
+GEMMA4_POSITIONS = 10240  # rows of its table
+
+_TURNING = ("qwen", "kimi", "glm4v")
+"""Types whose encoders turn queries and keys by their positions."""
+
+_LEARNED = ("qwen3", "glm4v")
+"""Those that keep their input beside its sum with rows of a table."""
 
 
 def encoder(config: Section) -> Encoder | None:
-    """The encoder's largest image; None where there is none, or its size is not known."""
+    """The encoder's largest item; None where there is none, or its size is not known."""
     around = config.around()
     kind = around.text("model_type") or ""
-    tower = encoder_section(around, VISION_KEYS)
+    rules, keys = (AUDIO_RULES, AUDIO_KEYS) if kind in AUDIO_RULES else (RULES, VISION_KEYS)
+    tower = _tower(config, keys)
     if tower is None:
         return None
-    if kind not in _RULES:
+    if kind not in rules:
         around.assume(f"model_type {kind or 'is not given'}: no rule for the size of images")
         return None
-    own = tower.text("model_type") or kind
-    width, _, mlp, patch = DEFAULTS.get(own, _SIZES)
-    width = tower.assumed("embed_dim", "hidden_size", default=width or 1024, why=_WHY)
-    mlp = tower.assumed("intermediate_size", default=mlp or 4 * width, why=_WHY)
-    patch = patch_size(tower) or tower.assumed("patch_size", default=patch or 14, why=_WHY)
-    tokens, patches, frames = _RULES[kind](around, tower, patch)
-    newer, turns = _RULES[kind] is _qwen3, _RULES[kind] in (_qwen, _qwen3)
+    own = own_type(tower, kind)
+    width, _, mlp, side = DEFAULTS.get(own, _SIZES)
+    patch = 0
+    if kind not in UNPATCHED:
+        patch = patch_size(tower) or tower.assumed("patch_size", default=side or 14, why=WHY)
+    item = rules[kind](around, tower, patch)
+    width, mlp = item.widths or _widths(tower, kind, width or 1024, mlp)
+    turns = kind.startswith(_TURNING) and keys is VISION_KEYS
     return Encoder(
-        tokens_per_item=tokens,
-        patches_per_item=patches,
-        patch_size=CHANNELS * frames * patch * patch,
+        tokens_per_item=item.tokens,
+        patches_per_item=item.patches,
+        patch_size=item.numbers or CHANNELS * item.frames * patch * patch,
         hidden_size=width,
         intermediate_size=mlp,
         gated=own in GATED,
-        video_items=QWEN_VIDEO if _RULES[kind] is _qwen else 0,
-        kept_layers=_kept_layers(tower) if _RULES[kind] is _mllama else 0,
-        num_attention_heads=_heads(tower) if turns else None,
+        convolved=item.widths is not None,
+        video_items=item.video_items,
+        frame_tokens=item.frame_tokens,
+        frame_patches=item.frame_patches,
+        kept_layers=_kept_layers(tower) if kind == "mllama" else 0,
+        returned_layers=_returned_layers(around, tower, kind),
+        tile_patches=item.tile,
+        masks_pairs=own == "pixtral",
+        num_attention_heads=_heads(tower, needed=turns or kind == "gemma4" or item.tile > 0),
+        qk_norm=bool(tower.flag("qk_normalization") or tower.flag("use_qk_norm")),
         rotary=turns,
-        learned_positions=newer,
+        learned_positions=kind.startswith(_LEARNED),
+        table_positions=MOONVIT_POSITIONS if kind.startswith("kimi") else 0,
+        windowed=tower.has("window_size") or kind.startswith("qwen2_5"),
+        copies_projections=kind.startswith("glm4v"),
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
+        one_hot_positions=_one_hot_positions(tower) if kind == "gemma4" else 0,
     )
 
 
-def _gemma3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = patches_a_side(tower, patch, default=896, why=_WHY)
-    tokens = around.assumed("mm_tokens_per_image", default=256, why=_WHY, most=MOST_TOKENS)
-    return tokens, side * side, 1
+def _tower(config: Section, keys: tuple[str, ...]) -> Section | None:
+    """The section of the encoder, at the top or beside the language model."""
+    found = (encoder_section(place, keys) for place in places(config))
+    return next((tower for tower in found if tower is not None), None)
 
 
-def _mistral3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = patches_a_side(tower, patch, default=1540, why=_WHY)
-    merge = around.assumed("spatial_merge_size", default=2, why=_WHY)
-    if merge > side:
-        raise around.wrong(("spatial_merge_size",), f"at most {side}, an image's patches", merge)
-    merged = side // merge
-    return merged * merged, side * side, 1
+def _widths(tower: Section, kind: str, width: int, mlp: int | None) -> tuple[int, int]:
+    width = tower.assumed(*_WIDTH, default=width, why=WHY)
+    return width, mlp_width(tower, kind, width) or tower.assumed(
+        "intermediate_size", default=mlp or 4 * width, why=WHY
+    )
 
 
-def _llama4(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = patches_a_side(tower, patch, default=336, why=_WHY)
-    ratio = tower.number("pixel_shuffle_ratio")
-    if ratio is None:
-        ratio = 0.5
-        tower.assume("pixel_shuffle_ratio is not given: 0.5 for images")
-    if not 1 / side <= ratio <= 1:
-        raise tower.wrong(("pixel_shuffle_ratio",), "above 0 and at most 1", ratio)
-    around.assume(f"vision_config: images of {LLAMA4_TILES} tiles, as the processor allows")
-    return LLAMA4_TILES * int(side * side * ratio * ratio), LLAMA4_TILES * side * side, 1
-
-
-def _qwen(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    return _of_pixels(around, QWEN_PIXELS, patch)
-
-
-def _qwen3(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    return _of_pixels(around, QWEN3_PIXELS, patch)
-
-
-def _of_pixels(around: Section, pixels: int, patch: int) -> tuple[int, int, int]:
-    patches = pixels // (patch * patch)
-    around.assume(f"vision_config: images of {pixels:,} pixels, as the processor allows")
-    return patches // (QWEN_MERGE * QWEN_MERGE), patches, QWEN_FRAMES
-
-
-def _mllama(around: Section, tower: Section, patch: int) -> tuple[int, int, int]:
-    side = patches_a_side(tower, patch, default=448, why=_WHY)
-    tiles = tower.assumed("max_num_tiles", default=4, why=_WHY, most=MOST_TILES)
-    positions = side * side + 1
-    return tiles * positions, tiles * -(-positions // MLLAMA_PADDING) * MLLAMA_PADDING, 1
-
-
-def _heads(tower: Section) -> int:
-    return tower.assumed("num_attention_heads", "num_heads", default=16, why=_WHY)
+def _heads(tower: Section, *, needed: bool) -> int | None:
+    return tower.assumed(*_HEADS, default=16, why=WHY) if needed else None
 
 
 def _kept_layers(tower: Section) -> int:
     return len(tower.integers("intermediate_layers_indices") or MLLAMA_LAYERS)
 
 
-_RULES = {
-    "gemma3": _gemma3,
-    "mllama": _mllama,
-    "mistral3": _mistral3,
-    "llama4": _llama4,
-    "qwen2_vl": _qwen,
-    "qwen2_5_vl": _qwen,
-    "qwen3_vl": _qwen3,
-    "qwen3_vl_moe": _qwen3,
-    "qwen3_5": _qwen3,
-    "qwen3_5_moe": _qwen3,
-}
+def _returned_layers(around: Section, tower: Section, kind: str) -> int:
+    """Layers whose outputs are all kept where several are selected from them."""
+    if not kind.startswith("llava") or not isinstance(around.get("vision_feature_layer"), list):
+        return 0
+    layers = tower.assumed(*_LAYERS, default=24, why=WHY)
+    deepest = max(
+        layer + layers + 1 if layer < 0 else layer
+        for layer in around.integers("vision_feature_layer") or [layers]
+    )
+    return min(layers, deepest)
+
+
+def _one_hot_positions(tower: Section) -> int:
+    return tower.assumed(
+        "position_embedding_size", default=GEMMA4_POSITIONS, why=WHY, most=MOST_POSITIONS
+    )

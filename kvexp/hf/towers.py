@@ -12,11 +12,18 @@ from kvexp.request import LIMITS
 
 VISION_KEYS = ("vision_config", "visual", "vision_tower_config")
 AUDIO_KEYS = ("audio_config", "speech_config", "encoder_config")
-GATED = ("qwen2_5_vl", "pixtral", "mistral3", "qwen2_5_omni_vision_encoder")
+GATED = (
+    *("qwen2_5_vl", "qwen2_5_omni", "qwen2_5_omni_vision_encoder", "pixtral", "mistral3"),
+    *("gemma4_vision", "glm4v", "glm4v_moe", "glm4v_vision", "glm4v_moe_vision"),
+)
 """Vision encoders whose MLP has a gate."""
 
 MOST_PATCH, MOST_SIDE, MOST_POSITIONS = 1 << 10, 1 << 16, 1 << 20
 """Pixels along a side of a patch and of an image, positions of an image: more is damage."""
+
+CONFORMERS = ("gemma4_audio",)
+CONFORMER_SQUARES = 24
+"""Of its width, in a layer: two MLPs of four widths, attention with positions, a convolution."""
 
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types with one vision encoder."""
@@ -44,7 +51,7 @@ class _Class:
     is learned too (`class`), or as many as the config says (`stated`).
     """
 
-    projector: Literal["merger", "gemma3", "linears", "mistral3"]
+    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v"]
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
@@ -63,6 +70,18 @@ CLASSES = {
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
     "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+    **dict.fromkeys(
+        ("glm4v", "glm4v_moe"),
+        _Class(
+            projector="glm4v",
+            rms=True,
+            bias=False,
+            patch_bias=True,
+            around_norms=2,
+            frames=2,
+            positions="patches",
+        ),
+    ),
 }
 """By the model's type, from transformers' modules: equal to their parameters."""
 
@@ -114,7 +133,7 @@ def _side(value: object) -> object:
 def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
     vision, audio = 0, _own_encoder(config, hidden)
-    for place in _places(config):
+    for place in places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = encoder_section(place, keys)
             if tower is None:
@@ -146,7 +165,7 @@ def _own_encoder(config: Section, width: int) -> int:
     return layers * layer + convolutions + (positions or 0) * width + 2 * width
 
 
-def _places(config: Section) -> list[Section]:
+def places(config: Section) -> list[Section]:
     """The top level, or the section around the language model where encoders stand there."""
     parent = config.path.rpartition(".")[0]
     places = [config.around()]
@@ -156,7 +175,7 @@ def _places(config: Section) -> list[Section]:
 
 
 def _encoder(tower: Section, config: Section, hidden: int) -> int:
-    kind = tower.text("model_type") or config.around().text("model_type") or ""
+    kind = own_type(tower, config.around().text("model_type") or "")
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -168,10 +187,7 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
             " are not counted"
         )
         return 0
-    ratio = tower.number("mlp_ratio")
-    mlp = tower.integer("intermediate_size", "encoder_ffn_dim") or defaults[2]
-    if mlp is None:
-        mlp = int(ratio * width) if ratio else 4 * width
+    mlp = mlp_width(tower, kind, width) or defaults[2] or 4 * width
     patch = patch_size(tower) or defaults[3] or 14
     gated = kind in GATED
     around = config.around().text("model_type") or ""
@@ -180,6 +196,8 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         sizes = _Sizes(width=width, layers=layers, mlp=mlp, patch=patch, gated=gated)
         return _of_class(known, sizes, tower, config, hidden)
     layer = 4 * width * width + (3 if gated else 2) * width * mlp + 9 * width + mlp
+    if kind in CONFORMERS:
+        layer = CONFORMER_SQUARES * width * width + 15 * width
     patches = width * 3 * patch * patch
     projector = 2 * width * hidden + hidden * hidden
     total = layers * layer + patches + projector
@@ -188,6 +206,23 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         " gives the exact figure"
     )
     return total
+
+
+def own_type(tower: Section, around: str) -> str:
+    """The type of an encoder, where its section does not say it that of its model's class."""
+    stated = tower.text("model_type")
+    if stated is None and around in _OWN:
+        tower.assume(f"{tower.name_of('model_type')} is not given: {_OWN[around]} ({_WHY})")
+    return stated or _OWN.get(around, around)
+
+
+def mlp_width(tower: Section, kind: str, width: int) -> int | None:
+    """The width of an encoder's MLP where its section states it, or the ratio to its own."""
+    if kind.startswith("glm4v"):  # the stated one is its merger's
+        return tower.integer("out_hidden_size", most=LIMITS["hidden_size"])
+    stated = tower.integer("intermediate_size", "vt_intermediate_size", "encoder_ffn_dim")
+    ratio = tower.number("mlp_ratio")
+    return stated or (int(ratio * width) if ratio else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,6 +274,10 @@ def _projector(
     if known.projector == "mistral3":
         merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2
         return merged * width * width + width + width * hidden + hidden * hidden
+    if known.projector == "glm4v":
+        out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
+        mlp = 3 * out * tower.assumed("intermediate_size", default=13696, why=_WHY)
+        return 4 * width * out + out + out * out + 2 * out + mlp
     merged = tower.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2 * width
     out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
     mlp = merged * merged + merged + merged * out + out

@@ -5,11 +5,19 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
 
     rotary   = 3 h + 8 h / n from 0.12 on: the layer's input, its norm and what is projected back,
                beside the projections, their queries and keys made contiguous and turned, and the
-               attention's output; h more where positions are learned too. At least the MLP's
-               3 h + 2 I / n, or 3 I / n with a gate, whose norm is torch's own under torch.compile:
-               2 h more. To the byte on an H200 (0.26), with cuBLAS's workspaces, the tables of the
-               rotary positions and the outputs that are kept for the decoder's first layers.
-               Before 0.12 2 h + 6 h / n + what turning takes in fp32, at least as of others
+               attention's output; h more where positions are learned too. Where all projections
+               are copied first 2 h + 10 h / n. At least the MLP's 3 h + 2 I / n, or 3 I / n with
+               a gate, whose norm is torch's own under torch.compile: 2 h more. To the byte on an
+               H200 (0.26), with cuBLAS's workspaces, the tables of the rotary positions and the
+               outputs that are kept for the decoder's first layers. Before 0.12 2 h + 6 h / n +
+               what turning takes in fp32, at least as of others
+    tiles    = those of others, or 3 h + 4 h / n and the fp32 outputs of the parts that
+               FlashAttention 3 splits its keys into (`attention_splits`), to the byte on an H200
+    Gemma 4  = 4 h + 3 I and a mask of an image's pairs, of a chunk of the frames, whole on each
+               rank; to the byte on an H200
+    Pixtral  = 6 h + 3 I / n and a mask of the pairs of all images, read from its code
+    MoonViT  = those of rotary, and a table of all positions that it keeps
+    Gemma 3n = 2 h + 3 I of the widest bottleneck of MobileNetV5, counted without a device
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
     normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
                and its norm, the projections (or what is gathered of them) and one that is normed
@@ -18,7 +26,8 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
     others   = 4 h + 2 I / n, 3 I / n where the MLP is gated
 """
 
-from kvexp.contract import Deployment, Encoder
+from kvexp.contract import Deployment, Encoder, Model
+from kvexp_vllm import attention_splits
 from kvexp_vllm.peaks import (
     BIAS_WORKSPACE_BYTES,
     UNSPLIT_BYTES,
@@ -32,6 +41,11 @@ from kvexp_vllm.rules import MEASURED, VersionRules, release_of
 
 AUDIO_MORE_WIDTHS = 5
 """Hidden sizes a position that V0's audio encoder takes beyond its code, in the one log."""
+
+GEMMA4_SHARE = 10  # of the card, at most this part for one-hot positions
+GEMMA4_SIDES = 2  # across and down
+INT64_BYTES = 8
+FP32_BYTES = 4
 
 INDEX_BYTES = 24  # of a position of the encoder: token, position and slot, 8 bytes each
 
@@ -47,7 +61,7 @@ def forward(
     """The peak of one forward over `positions`, beside its `pixel_bytes` or all that is held."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    if deployment.model.cross_attention:
+    if hears(deployment.model):
         return _audio(deployment, rules, positions, pixel_bytes)
     item = deployment.dtype.itemsize_bytes
     if encoder.kept_layers:
@@ -55,6 +69,10 @@ def forward(
         elements += (2 * encoder.kept_layers + 2) * encoder.hidden_size
         size = positions * elements * item + pixel_bytes
         return around("encoder", size, "one log", spread=0.1)
+    if encoder.convolved:
+        return _convolved(deployment, positions, pixel_bytes)
+    if encoder.one_hot_positions:
+        return _in_chunks(deployment, rules, positions, pixel_bytes)
     elements = _mlp_elements(encoder, deployment.tp)
     if encoder.qk_norm:
         elements = max(elements, _normed_elements(encoder, deployment.tp))
@@ -64,7 +82,7 @@ def forward(
         return _forward_of_v1(deployment, positions, pixel_bytes)
     if encoder.rotary:
         elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
-    elements += encoder.deepstack_layers * encoder.hidden_size
+    elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
     if rules.pixel_bytes:
         elements += encoder.patch_size  # the pixels in the compute dtype
     size = positions * elements * item + held_bytes
@@ -75,25 +93,79 @@ def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> 
     """The forward from 0.12 on, as its memory history on an H200 shows it."""
     encoder, n = deployment.model.encoder, deployment.tp
     assert encoder is not None
-    hidden = encoder.hidden_size
-    elements = _mlp_elements(encoder, n)
-    if encoder.rotary:
-        elements -= hidden
-        turned = (3 + encoder.learned_positions) * hidden + 8 * hidden // n
-        elements = max(elements, turned)
-    if encoder.gated and is_compiled(deployment):
-        elements += 2 * hidden
+    elements = _elements_of_v1(deployment, encoder)
+    if encoder.gated and encoder.rotary and is_compiled(deployment):
+        elements += 2 * encoder.hidden_size
     size = positions * elements * deployment.dtype.itemsize_bytes + pixel_bytes
     size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
-    size += _tables_bytes(deployment, positions) * (2 if encoder.gated else 1)
+    size += _tables_bytes(deployment, positions) * (2 if encoder.windowed else 1)
     size += deepstack_bytes(deployment, positions // encoder.patches_per_item)
-    measured = release_of(deployment.engine_version) == MEASURED and n == 1
+    size += _kept_table_bytes(encoder)
+    if encoder.masks_pairs:
+        size += positions * positions * deployment.dtype.itemsize_bytes
+    read = bool(encoder.masks_pairs or encoder.returned_layers or encoder.table_positions)
+    measured = release_of(deployment.engine_version) == MEASURED and n == 1 and not read
     return around(
         "encoder",
         size,
-        "vLLM 0.26 on one H200" if measured else "vLLM 0.26 on one H200, not this version or tp",
+        "its code alone"
+        if read
+        else "vLLM 0.26 on one H200"
+        if measured
+        else "vLLM 0.26 on one H200, not this version or tp",
         spread=0.0 if measured else 0.1,
         above_bytes=2 * UNSPLIT_BYTES,
+    )
+
+
+def _elements_of_v1(deployment: Deployment, encoder: Encoder) -> int:
+    """Elements a position at the widest of attention and MLP."""
+    hidden, n = encoder.hidden_size, deployment.tp
+    elements = _mlp_elements(encoder, n)
+    if encoder.masks_pairs:
+        return elements + 2 * hidden
+    if encoder.rotary:
+        elements -= hidden
+        turned = (3 + encoder.learned_positions) * hidden + 8 * hidden // n
+        if encoder.copies_projections:
+            turned = max(turned, (2 + encoder.learned_positions) * hidden + 10 * hidden // n)
+        return max(elements, turned)
+    parts = attention_splits.parts(deployment, encoder, encoder.tile_patches)
+    if encoder.tile_patches and parts > 1:
+        item, heads = deployment.dtype.itemsize_bytes, encoder.num_attention_heads or 0
+        partial = parts * hidden + (1 + parts) * heads  # fp32
+        attending = 3 * hidden + 4 * hidden // n + FP32_BYTES * partial // (n * item)
+        elements = max(elements, attending)
+    return elements + encoder.returned_layers * hidden
+
+
+def _in_chunks(
+    deployment: Deployment, rules: VersionRules, positions: int, pixel_bytes: int
+) -> Peak:
+    """Gemma 4's encoder, transformers' own: a chunk of images, beside the outputs of all of them.
+
+    0.22 to 0.33 `models/gemma4_mm.py`: as many at once as a tenth of the card, or half of what is
+    free, holds one-hot positions of, whether transformers makes them (to 5.9) or not.
+    """
+    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
+    assert encoder is not None
+    each = encoder.patches_per_item
+    one_hot = encoder.one_hot_positions * GEMMA4_SIDES  # of a position
+    room = deployment.gpu.total_bytes // GEMMA4_SHARE // (2 * one_hot * INT64_BYTES)
+    chunk = max(each, min(positions, room // each * each)) if rules.chunks_frames else each
+    held = pixel_bytes + positions * GEMMA4_SIDES * INT64_BYTES + workspace_bytes(deployment)
+    layers = chunk * (_mlp_elements(encoder, 1) * item + each)  # a mask of all pairs of an image
+    layers += 2 * _tables_bytes(deployment, chunk) + held
+    layers += (positions - chunk) * encoder.hidden_size * item  # outputs of the other chunks
+    looked_up = chunk * one_hot * (INT64_BYTES + item) + held
+    one = each * _mlp_elements(encoder, 1) * item + held
+    best = max(layers, looked_up) if rules.one_hot_positions else layers
+    return Peak(
+        size_bytes=best,
+        low_bytes=layers if chunk == positions else one,
+        high_bytes=best + 2 * UNSPLIT_BYTES,
+        phase="encoder",
+        source="vLLM 0.26 on one H200; with transformers up to 5.9 its positions take more",
     )
 
 
@@ -101,25 +173,35 @@ def _tables_bytes(deployment: Deployment, positions: int) -> int:
     """Cosines and sines of rotary positions, half a head each."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    if not encoder.rotary or not encoder.num_attention_heads:
+    if not encoder.num_attention_heads or not (encoder.rotary or encoder.one_hot_positions):
         return 0
     width = encoder.hidden_size // encoder.num_attention_heads // 2
     return 2 * positions * width * deployment.dtype.itemsize_bytes
 
 
+def _kept_table_bytes(encoder: Encoder) -> int:
+    """Rotary pairs in fp32 of all positions that an image may have, made by the first forward."""
+    if not encoder.num_attention_heads:
+        return 0
+    pairs = encoder.hidden_size // encoder.num_attention_heads // 2
+    return encoder.table_positions * pairs * 2 * FP32_BYTES
+
+
 def kept_bytes(deployment: Deployment, rules: VersionRules, images: int) -> int:
     """What outlives the forward beside its outputs, from 0.12 on.
 
-    A workspace, and the tables of encoders that order positions anew by windows.
+    A workspace, the tables of encoders that order positions anew by windows, and the whole rotary
+    table of MoonViT, before 0.12 too.
     """
     encoder = deployment.model.encoder
     assert encoder is not None
+    kept = _kept_table_bytes(encoder)
     if not rules.turns_queries_in_dtype:
-        return 0
-    workspace = BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)
-    if not encoder.gated:
-        return workspace
-    return workspace + _tables_bytes(deployment, images * encoder.patches_per_item)
+        return kept
+    kept += BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)
+    if not encoder.windowed:
+        return kept
+    return kept + _tables_bytes(deployment, images * encoder.patches_per_item)
 
 
 def deepstack_bytes(deployment: Deployment, images: int) -> int:
@@ -128,6 +210,24 @@ def deepstack_bytes(deployment: Deployment, images: int) -> int:
     assert encoder is not None
     elements = encoder.deepstack_layers * encoder.tokens_per_item * model.hidden_size
     return images * elements * deployment.dtype.itemsize_bytes
+
+
+def hears(model: Model) -> bool:
+    """Whether its encoder is one of audio alone."""
+    return 0 < model.tower_parameters == model.audio_tower_parameters
+
+
+def _convolved(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
+    """MobileNetV5 (timm 1.0): a bottleneck, its norm and their product beside a block's ends.
+
+    cuDNN's workspaces come to it, by the card and its version.
+    """
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    elements = 3 * encoder.intermediate_size + 2 * encoder.hidden_size
+    size = positions * elements * deployment.dtype.itemsize_bytes + pixel_bytes
+    error = size // 10
+    return around("encoder", size, "its code alone", more_bytes=error, above_bytes=error)
 
 
 def _mlp_elements(encoder: Encoder, n: int) -> int:

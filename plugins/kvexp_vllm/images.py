@@ -5,7 +5,7 @@ Their pixels and the encoder's output are alive while the phases of tokens run.
 
 from dataclasses import dataclass, replace
 
-from kvexp.contract import MIB, Deployment
+from kvexp.contract import MIB, Deployment, Encoder
 from kvexp_vllm import encoders
 from kvexp_vllm.peaks import Peak
 from kvexp_vllm.rules import VersionRules
@@ -19,9 +19,10 @@ class Images:
 
     V0 runs one prompt with every kind of item a sequence, `sequences` of `tokens` each; V1 as many
     of the largest item as the step's tokens hold, beside a step of text. An item is as much as
-    `of_item` images.
+    `of_item` images, or frames of a video; `encoder` has the sizes of one.
     """
 
+    encoder: Encoder | None = None
     held: int = 0
     encoded: int = 0
     of_item: int = 1
@@ -31,8 +32,8 @@ class Images:
 
 def _limits(deployment: Deployment) -> dict[str, int]:
     """The limits of what the encoder takes: audio, or images and videos."""
-    hears = deployment.model.cross_attention
-    return {name: n for name, n in deployment.mm_limits.items() if (name == "audio") is hears}
+    heard = encoders.hears(deployment.model)
+    return {name: n for name, n in deployment.mm_limits.items() if (name == "audio") is heard}
 
 
 def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
@@ -40,18 +41,16 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     encoder, limits = deployment.model.encoder, _limits(deployment)
     if encoder is None or (v2_runner and not rules.v2_profiles_images):
         return Images()
-    video = _images_of_a_video(deployment, rules)
+    video = _images_of_a_video(deployment, encoder, rules)
     if not any(n for name, n in limits.items() if video or name != "video"):
         return Images()
     budget = deployment.max_num_batched_tokens
     if not rules.is_v0:
-        largest = max(video, 1)
-        count = largest * _items_of_v1(deployment, rules, largest=largest)
-        return Images(held=count, encoded=count, of_item=largest)
+        return _items_of_v1(deployment, encoder, rules, video)
     if encoder.kept_layers or deployment.model.cross_attention:
         # the encoder-decoder runner: each request has its own, beside the decoder's prompt
-        count = deployment.max_num_seqs * sum(limits.values())
-        return Images(held=count, encoded=count, sequences=deployment.max_num_seqs, tokens=budget)
+        count, each = deployment.max_num_seqs * sum(limits.values()), deployment.max_num_seqs
+        return Images(encoder=encoder, held=count, encoded=count, sequences=each, tokens=budget)
     pictures, videos = limits.get("image", 0), limits.get("video", 0)
     prompt = (pictures + videos * video) * encoder.tokens_per_item
     sequences = max(1, min(deployment.max_num_seqs, budget // prompt))
@@ -59,6 +58,7 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     if rules.drops_images and not keeps and prompt > budget // sequences:
         return Images(sequences=sequences, tokens=budget)
     return Images(
+        encoder=encoder,
         held=sequences * (pictures + videos * video),
         encoded=sequences * max(pictures, videos * video),
         sequences=sequences,
@@ -66,37 +66,62 @@ def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) ->
     )
 
 
-def _items_of_v1(deployment: Deployment, rules: VersionRules, *, largest: int) -> int:
-    """Items of a V1 profile: of the largest one as many as a step holds, but for the requests'.
+def _items_of_v1(
+    deployment: Deployment, encoder: Encoder, rules: VersionRules, video: int
+) -> Images:
+    """The largest item of a V1 profile as often as a step holds it, but for the requests'.
 
-    `largest`: how many images the largest item is as much as.
+    `video`: of how many images or frames a video is.
     """
-    encoder, limits = deployment.model.encoder, _limits(deployment)
-    assert encoder is not None
-    tokens = largest * encoder.tokens_per_item
+    limits, unit, of_item = _limits(deployment), encoder, max(video, 1)
+    if encoder.frame_tokens:
+        pictured = encoder.tokens_per_item if limits.get("image", 0) else 0
+        unit, of_item = encoder, 1
+        if video * encoder.frame_tokens >= pictured:
+            unit, of_item = _frame(encoder), video
+    tokens = of_item * unit.tokens_per_item
     budget = max(deployment.max_num_batched_tokens, tokens)
     items = -(-budget // tokens) if rules.rounds_items_up else budget // tokens
-    return min(items, deployment.max_num_seqs * max(limits.values()))
+    count = of_item * min(items, deployment.max_num_seqs * max(limits.values()))
+    return Images(encoder=unit, held=count, encoded=count, of_item=of_item)
 
 
-def _images_of_a_video(deployment: Deployment, rules: VersionRules) -> int:
-    """How many images a video is as much as, 0 for none: those that the length leaves room for.
+def _frame(encoder: Encoder) -> Encoder:
+    """The encoder with the sizes of a frame of a video instead of an image's."""
+    return replace(
+        encoder,
+        tokens_per_item=encoder.frame_tokens,
+        patches_per_item=encoder.frame_patches,
+    )
 
-    To 0.10.1 the prompt's images come first; V1 takes one of each, V0 as many as are allowed.
+
+def _images_of_a_video(deployment: Deployment, encoder: Encoder, rules: VersionRules) -> int:
+    """How many images or frames a video is as much as, 0 for none: what the length leaves room for.
+
+    To 0.10.1 the prompt's images come first; V1 takes one of each, V0 as many as are allowed. Audio
+    as long as the context ends with a whole chunk.
     """
-    encoder, limits = deployment.model.encoder, _limits(deployment)
-    assert encoder is not None
+    limits = _limits(deployment)
+    if limits.get("audio", 0) and encoder.frame_tokens:
+        return -(-deployment.max_model_len // encoder.frame_tokens)
     if not limits.get("video", 0):
         return 0
-    fitting = deployment.max_model_len // encoder.tokens_per_item
     pictures, videos = (limits.get(name, 0) if rules.is_v0 else 1 for name in ("image", "video"))
+    length, most = deployment.max_model_len, encoder.video_items
     if rules.video_beside_images:
-        fitting -= pictures
-    return min(max(fitting // videos, 1), encoder.video_items, rules.video_images)
+        length -= pictures * encoder.tokens_per_item
+    if not encoder.frame_tokens:
+        most = min(most, rules.video_images)
+    elif not rules.reads_frames:
+        return 0
+    fitting = length // (encoder.frame_tokens or encoder.tokens_per_item)
+    return min(max(fitting // videos, 1), most)
 
 
 def step(deployment: Deployment, images: Images) -> Deployment:
-    """The deployment with the tokens and sequences of the profile's step."""
+    """The deployment with the tokens and sequences of the profile's step, and its item's sizes."""
+    if images.encoder is not None:
+        deployment = replace(deployment, model=replace(deployment.model, encoder=images.encoder))
     if images.sequences is None:
         return deployment
     return replace(deployment, max_num_batched_tokens=images.tokens, max_num_seqs=images.sequences)
@@ -117,7 +142,7 @@ def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) ->
     encoder = deployment.model.encoder
     assert encoder is not None
     item = deployment.dtype.itemsize_bytes
-    if rules.pixel_bytes and not deployment.model.cross_attention:
+    if rules.pixel_bytes and not encoders.hears(deployment.model):
         joined = encoder.rotary or encoder.kept_layers
         item = rules.pixel_bytes * (2 if joined else 1)  # as they came, and as one tensor
     return images.held * encoder.patches_per_item * encoder.patch_size * item

@@ -33,11 +33,13 @@ class VersionRules:
     but for classes (`keeps_images`) whose prompt is then as long as its images.
     `rounds_items_up`: V1's profile has a last item that its step holds a part of alone.
     `video_images`: a video is as much as so many images at most, `video_beside_images`: and as the
-    length has room for beside images.
+    length has room for beside images; `reads_frames`: videos of frames that are not images.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `turns_queries_in_dtype`: an encoder turns queries and keys together, in the compute dtype, else
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned (in 0.11 of
-    queries and keys together, with the tensor that they are joined in).
+    queries and keys together, with the tensor that they are joined in). `chunks_frames`: Gemma 4's
+    frames pass together, as many as a tenth of the card holds one-hot positions of, and
+    `one_hot_positions`: transformers of its time makes those.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
@@ -91,6 +93,9 @@ class VersionRules:
     rounds_items_up: bool = False
     video_images: int = 8
     video_beside_images: bool = True
+    reads_frames: bool = False
+    chunks_frames: bool = False
+    one_hot_positions: bool = True
     pixel_bytes: int = 0
     turns_queries_in_dtype: bool = False
     rotary_copies: int = 1
@@ -172,7 +177,14 @@ _V1 = replace(
 )
 _0_8_4 = replace(_V1, first=(0, 8, 4), small_card_seqs=256)
 _0_8_5 = replace(_0_8_4, first=(0, 8, 5), large_cards="memory")
-_0_9 = replace(_0_8_5, first=(0, 9), large_cards="memory_but_a100", pixel_bytes=0, rotary_copies=1)
+_0_9 = replace(
+    _0_8_5,
+    first=(0, 9),
+    large_cards="memory_but_a100",
+    pixel_bytes=0,
+    rotary_copies=1,
+    reads_frames=True,
+)
 _0_9_1 = replace(
     _0_9,
     first=(0, 9, 1),
@@ -208,9 +220,13 @@ _0_17 = replace(
 _0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
 _0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
-    _0_21, first=(0, 22), v2_runner="listed_unquantized", v2_architectures=("Qwen3ForCausalLM",)
+    _0_21,
+    first=(0, 22),
+    v2_runner="listed_unquantized",
+    v2_architectures=("Qwen3ForCausalLM",),
+    chunks_frames=True,
 )
-_0_23 = replace(_0_22, first=(0, 23), v2_architectures=_V2_DENSE)
+_0_23 = replace(_0_22, first=(0, 23), v2_architectures=_V2_DENSE, one_hot_positions=False)
 _0_24 = replace(
     _0_23, first=(0, 24), v2_runner="listed", v2_architectures=(*_V2_DENSE, *_V2_EXPERTS)
 )

@@ -14,6 +14,7 @@ from kvexp.contract import (
     MIB,
     CachingAllocator,
     Deployment,
+    Model,
     Quantization,
     RankShape,
     Slice,
@@ -156,6 +157,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
     extra += beyond + _deepstack_bytes(deployment, options.rules)
+    extra += _per_layer_bytes(deployment) + _unread_projections_bytes(deployment, layers)
     return Loaded(
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
@@ -163,6 +165,31 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
         offloaded_bytes=sum(offloader.by_layer.values()),
         returned_bytes=max(offloader.by_layer.values(), default=0),
     )
+
+
+def _per_layer_bytes(deployment: Deployment) -> int:
+    """Embeddings of a step's tokens for every layer, beside the decoder of a model of images.
+
+    0.10 to 0.33 `models/gemma3n_mm.py`, from 0.19 `models/gemma4_mm.py`.
+    """
+    model, size = deployment.model, deployment.dtype.itemsize_bytes
+    if model.per_layer_input is None or not model.tower_parameters:
+        return 0
+    width = model.num_hidden_layers * model.per_layer_input.hidden_size_per_layer_input
+    return deployment.max_num_batched_tokens * width * size
+
+
+def _unread_projections_bytes(deployment: Deployment, layers: range) -> int:
+    """K and V of layers that read an earlier cache, made all the same.
+
+    0.19 to 0.33 `models/gemma4.py`; other classes have them in the checkpoint.
+    """
+    model, share = deployment.model, deployment.tp
+    if weights.architecture_of(model).own_projections:
+        return 0
+    heads = [model.heads(index) for index in layers if not model.owns_cache(index)]
+    widths = (2 * max(1, h.num_key_value_heads // share) * h.head_dim for h in heads)
+    return sum(widths) * model.hidden_size * deployment.dtype.itemsize_bytes
 
 
 def _deepstack_bytes(deployment: Deployment, rules: VersionRules) -> int:
@@ -318,6 +345,14 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
     return "rotary"
 
 
+def _rotary_width(model: Model, kind: str) -> int:
+    """Elements of a row of the cache; 0.26 `rotary_embedding/gemma4_rope.py` fills the head up."""
+    if not weights.architecture_of(model).whole_rotary:
+        return weights.rotary_size(model)
+    own = model.sliding_heads if kind == "sliding_attention" else None
+    return model.head_size if own is None else own.head_dim
+
+
 def _allocate_rotary_cache(
     allocator: CachingAllocator, deployment: Deployment, kind: str, times: int
 ) -> None:
@@ -326,7 +361,7 @@ def _allocate_rotary_cache(
     YaRN keeps the fp32 table: alone where heads are rotated, beside the cast one with MLA. Where
     positions have a time, the table is several `times` as long (`MRotaryEmbedding`).
     """
-    model, size = deployment.model, weights.rotary_size(deployment.model)
+    model, size = deployment.model, _rotary_width(deployment.model, kind)
     scaling = model.rope_scaling or {}
     rows = model.max_position_embeddings
     if model.rope_type == "linear" and kind != "sliding_attention":

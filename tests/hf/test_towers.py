@@ -117,6 +117,20 @@ CASES = [
         },
         438_958_080,
     ),
+    (
+        "glm4v",
+        {},
+        4096,
+        {
+            "depth": 24,
+            "hidden_size": 1536,
+            "intermediate_size": 13696,
+            "out_hidden_size": 4096,
+            "image_size": 336,
+            "patch_size": 14,
+        },
+        892_498_432,
+    ),
 ]
 
 
@@ -214,3 +228,18 @@ def test_sizes_of_images_that_are_absent_are_those_of_the_class_and_noted(tmp_pa
 
     assert model.encoder.patches_per_item == 64 * 64
     assert any("vision_config.image_size is not given: 896" in note for note in model.notes)
+
+
+def test_a_conformer_is_counted_by_its_own_layers():
+    """304,824,608 in Gemma4AudioModel of transformers, and the projection into the decoder."""
+    notes: list[str] = []
+    audio = {"model_type": "gemma4_audio", "hidden_size": 1024, "num_hidden_layers": 12}
+    config = {
+        "model_type": "gemma4",
+        "text_config": {"model_type": "llama", **TEXT, "hidden_size": 2560},
+        "audio_config": audio,
+    }
+
+    facts = decoder_facts(config, "text_config", notes, {})
+
+    assert facts["audio_tower_parameters"] == pytest.approx(308_756_768, rel=0.03)

@@ -1,0 +1,142 @@
+"""The largest item of a config.json, against what vLLM 0.26's own processors made of it.
+
+Tokens are the positions that take embeddings, patches those of the pixels that vLLM's dummy item
+had, with the published limits of each processor.
+"""
+
+import pytest
+
+from kvexp.hf.decoder import decoder_facts
+
+TEXT = {
+    "model_type": "qwen3",
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
+SIGLIP = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+}
+GRID = [[384, 384 * n] for n in range(1, 11)] + [[768, 1920], [3456, 384], [3840, 384]]
+GEMMA4 = {"hidden_size": 768, "intermediate_size": 3072, "pooling_kernel_size": 3}
+
+ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers of a patch
+    "pixtral": (
+        "llava",
+        {},
+        {"model_type": "pixtral", "image_size": 1024, "patch_size": 16},
+        (4096, 4096, 768),
+    ),
+    "llava 1.5": (
+        "llava",
+        {"vision_feature_select_strategy": "default"},
+        {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14},
+        (576, 577, 588),
+    ),
+    "granite vision": (
+        "llava_next",
+        {"image_grid_pinpoints": GRID, "vision_feature_select_strategy": "full"},
+        {**SIGLIP, "image_size": 384, "patch_size": 14},
+        (8289, 11 * 729, 588),
+    ),
+    "internvl in transformers' form": (
+        "internvl",
+        {"downsample_ratio": 0.5},
+        {"image_size": [448, 448], "patch_size": [14, 14], "hidden_size": 1024},
+        (256, 1025, 588),
+    ),
+    "glm 4.1v": (
+        "glm4v",
+        {},
+        {"depth": 24, "hidden_size": 1536, "num_heads": 12, "patch_size": 14},
+        (6084, 24336, 1176),
+    ),
+    "qwen3.5": (
+        "qwen3_5",
+        {},
+        {"depth": 27, "hidden_size": 1152, "num_heads": 16, "patch_size": 16},
+        (16384, 65536, 1536),
+    ),
+    "gemma 4": ("gemma4", {}, {**GEMMA4, "patch_size": 16}, (280, 2520, 768)),
+}
+
+FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 tokens is
+    "internvl in transformers' form": (256, 1025, 128),
+    "glm 4.1v": (1, 4, 31974),
+    "gemma 4": (78, 630, 32),
+}
+
+
+def encoder_of(name):
+    kind, around, vision, _ = ITEMS[name]
+    config = {"model_type": kind, **around, "text_config": TEXT, "vision_config": vision}
+    return decoder_facts(config, "text_config", [], {})["encoder"]
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_largest_image_is_the_one_that_vllm_makes(name):
+    found = encoder_of(name)
+
+    assert (found.tokens_per_item, found.patches_per_item, found.patch_size) == ITEMS[name][3]
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_video_has_the_frames_that_vllm_makes(name):
+    found = encoder_of(name)
+    tokens, patches, frames = FRAMES[name]
+
+    assert (found.frame_tokens, found.frame_patches) == (tokens, patches)
+    assert min(found.video_items, 32768 // tokens) == frames
+
+
+def test_tiles_of_internvl_have_the_whole_image_beside_them():
+    config = {
+        "model_type": "internvl_chat",
+        "force_image_size": 448,
+        "max_dynamic_patch": 12,
+        "use_thumbnail": True,
+        "downsample_ratio": 0.5,
+        "llm_config": {**TEXT, "model_type": "internlm2"},
+        "vision_config": {"hidden_size": 1024, "image_size": 448, "patch_size": 14},
+    }
+
+    found = decoder_facts(config, "llm_config", [], {})["encoder"]
+
+    assert (found.tokens_per_item, found.patches_per_item) == (13 * 256, 13 * 1025)
+    assert found.video_items == 0  # its vocabulary has no token for them
+
+
+def test_encoders_of_omni_stand_beside_its_thinkers_language_model():
+    vision = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "patch_size": 14}
+    thinker = {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": vision}
+    config = {"model_type": "qwen2_5_omni", "thinker_config": thinker}
+
+    found = decoder_facts(config, "thinker_config.text_config", [], {})["encoder"]
+
+    assert (found.tokens_per_item, found.patches_per_item) == (16384, 65536)
+    assert (found.hidden_size, found.rotary) == (1280, True)
+
+
+def test_several_selected_layers_keep_the_outputs_of_all():
+    kind, around, vision, _ = ITEMS["granite vision"]
+    around = {**around, "vision_feature_layer": [-24, -20, -12, -1]}
+    config = {"model_type": kind, **around, "text_config": TEXT, "vision_config": vision}
+
+    assert decoder_facts(config, "text_config", [], {})["encoder"].returned_layers == 27
+
+
+def test_an_unknown_type_has_a_note_and_no_encoder():
+    notes: list[str] = []
+    config = {"model_type": "another", "text_config": TEXT, "vision_config": {**SIGLIP}}
+
+    assert decoder_facts(config, "text_config", notes, {})["encoder"] is None
+    assert "model_type another: no rule for the size of images" in notes
