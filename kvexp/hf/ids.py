@@ -20,14 +20,18 @@ _METHOD = re.compile(r"^quantization_config:\n(?:  .*\n)*?  method: (\w+)", re.M
 _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
     (r"fp8(-(dynamic|block|kv|kv-cache|static|tensorwise|pertensor))*", Quantization.fp8),
     (r"quantized\.w8a8|w8a8|int8-w8a8|int8", Quantization.w8a8),
-    (r"(qat-)?(quantized\.w4a16|w4a16(-g\d+)?(-ct)?)", Quantization.w4a16),
+    (r"(qat-)?(quantized\.w4a16|(int4-)?w4a16(-g\d+)?(-ct)?)", Quantization.w4a16),
     (r"(qat-)?(int4-)?awq(-(int4|4bit|w4a16|marlin|g?\d+g?))*", Quantization.awq),
     (r"(autoround-)?gptq(-(int4|4bit|4b|w4a16|marlin|g?\d+g?))*", Quantization.gptq),
     (r"int4-autoround|autoround-int4", Quantization.gptq),
     (r"(unsloth-)?bnb-(4bit|nf4)", Quantization.bitsandbytes),
     (r"(nvfp4(a16)?|fp4)(-(kv|awq|v\d+))*", Quantization.nvfp4),
     (r"mxfp4(-\w+)?", Quantization.mxfp4),
+    (r"int4(-(w4a16|g\d+|mixed))*|4bit", Quantization.w4a16),
 )
+_UNQUANTISED = re.compile(r"(.+?)-(?:qat-)?(?:q4_0-)?unquantized")
+"""A checkpoint trained for a format that is stored without it."""
+
 _EIGHT_BITS = (
     (r"gptq-(int8|8bit)", "{method:gptq,bits:8,group_size:128}"),
     (r"(quantized\.)?w8a16", "{method:w4a16,bits:8,group_size:0}"),
@@ -99,6 +103,8 @@ def _of_name(name: str, known: Mapping[str, str]) -> str | None:
 
 def _split(name: str) -> tuple[str, Quantization | None, str | None] | None:
     """A name without its format, and the format: one with a name, or one of 8 bits."""
+    if (plain := _UNQUANTISED.fullmatch(name)) is not None:
+        return plain[1], None, None
     for pattern, stored in _EIGHT_BITS:
         if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
             return match[1], None, stored

@@ -144,6 +144,8 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     option = engine_option(inputs)
     draft = _Draft(inputs, option, known.model(named.option))
     draft.notes += card.assumptions
+    if named.within is not None:
+        draft.notes.append(f"model: {inputs.model!r} counted as {named.within}, which it names")
     draft.version(card.facts.get("compute_capability"))
     asked = draft.flags(known)
     draft.knobs()

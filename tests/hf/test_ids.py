@@ -24,6 +24,7 @@ KNOWN = ids.index([registry.config_dir()])
         ("unsloth/gpt-oss-20b", "gpt_oss_20b"),
         ("TheBloke/Llama-2-13B-chat", "llama2_13b"),
         ("THUDM/GLM-4.5-Air", "glm45_air"),
+        ("google/gemma-4-26B-A4B-it-qat-q4_0-unquantized", "gemma4_26b_a4b"),
     ],
 )
 def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
@@ -55,6 +56,8 @@ def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
         ("gaunernst/gemma-3-27b-it-int4-awq", "gemma3_27b_vision", "awq", None),
         ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "qwen3_30b_a3b_2507", "gptq", None),
         ("TheBloke/Llama-2-7B-Chat-AWQ", "llama2_7b", "awq", None),
+        ("RedHatAI/Qwen3.8-27B-INT4", "qwen35_27b", "w4a16", None),
+        ("a/Qwen3-30B-A3B-Instruct-2507-Int4-W4A16", "qwen3_30b_a3b_2507", "w4a16", None),
     ],
 )
 def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
