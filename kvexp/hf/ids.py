@@ -8,7 +8,11 @@ base model's.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from kvexp.dtypes import KvDtype, Quantization
 
@@ -45,13 +49,15 @@ _KV_SUFFIX = re.compile(r"fp8-kv", re.IGNORECASE)
 class Known:
     """An entry and, for a quantised repository, its format and the dtype of its cache.
 
-    `stored` is a format that `quantization` has no name for, as `model.quantization_config`.
+    `stored` is a format that `quantization` has no name for, or what its publisher leaves out of
+    one, as `model.quantization_config`; `kv_cache_scheme` what the checkpoint asks for its cache.
     """
 
     option: str
     quantization: Quantization | None = None
     stored: str | None = None
     kv_dtype: KvDtype | None = None
+    kv_cache_scheme: KvDtype | None = None
 
 
 def index(folders: Iterable[Path]) -> dict[str, str]:
@@ -91,8 +97,30 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     option = _of_name(base, known) or _of_name(f"{base}-bf16", known)
     if option is None:
         return None
-    kv_dtype = KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None
-    return Known(option=option, quantization=quantization, stored=stored, kv_dtype=kv_dtype)
+    recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
+    if quantization is not None and "ignore" in recipe:
+        stored = _written(quantization, recipe["ignore"])
+    scheme = recipe.get("kv_cache_scheme")
+    return Known(
+        option=option,
+        quantization=quantization,
+        stored=stored,
+        kv_dtype=KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None,
+        kv_cache_scheme=None if scheme is None else KvDtype[scheme],
+    )
+
+
+def _written(method: Quantization, ignore: Iterable[str]) -> str:
+    names = ",".join(f"'{each}'" for each in ignore)
+    return f"{{method:{method.name},ignore:[{names}]}}"
+
+
+@cache
+def _recipes() -> list[dict[str, Any]]:
+    """How publishers quantise, of `recipes.yaml`."""
+    found = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("recipes.yaml")))
+    assert isinstance(found, list)
+    return found
 
 
 def _of_name(name: str, known: Mapping[str, str]) -> str | None:

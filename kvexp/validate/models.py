@@ -42,7 +42,8 @@ class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
     `gguf_bits` are those of a GGUF file, 16 where its name does not say; `text_only` means the
-    decoder of a multimodal model; `within` is the known name that a longer one contains.
+    decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`
+    and `kv_cache_scheme` are those of `ids.Known`.
     """
 
     option: str
@@ -51,6 +52,8 @@ class Named:
     gguf_bits: int | None = None
     text_only: bool = False
     within: str | None = None
+    stored: str | None = None
+    kv_cache_scheme: KvDtype | None = None
 
 
 class Catalogue:
@@ -111,7 +114,13 @@ class Catalogue:
         for form in dict.fromkeys((name, _without_variant(name))):
             known = ids.find(form, self._known)
             if known is not None:
-                return Named(known.option, known.quantization, known.kv_dtype)
+                return Named(
+                    known.option,
+                    known.quantization,
+                    known.kv_dtype,
+                    stored=known.stored,
+                    kv_cache_scheme=known.kv_cache_scheme,
+                )
             option = self._names.get(_squeezed(form))
             if option is not None:
                 return Named(option)

@@ -17,6 +17,7 @@ from kvexp.contract import (
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 USAGES = ("serve", "llm")
+CACHE_SCHEMES_SINCE = (0, 14, 0)  # utils/torch_utils.py, resolve_kv_cache_dtype_string
 LATENT_SINCE, UNPADDED_SINCE = (0, 7, 1), (0, 7, 0)
 PADDED_HEAD = 256
 LARGE_CARD_BYTES, VERY_LARGE_CARD_BYTES = 70 * GIB, 160 * GIB
@@ -281,12 +282,14 @@ def cached_model(model: Model, version: str) -> Model:
     return replace(model, mla=replace(mla, latent_cache=False), head_dim=width, v_head_dim=width)
 
 
-def kv_dtype(knobs: Knobs, dtype: DType) -> KvDtype:
-    """Read auto as the checkpoint's KV scheme, else the compute dtype."""
+def kv_dtype(knobs: Knobs, dtype: DType, version: str) -> KvDtype:
+    """Read auto as the checkpoint's KV scheme where the release does, else the compute dtype."""
     if knobs.kv_dtype is KvDtype.auto:
         if knobs.model.model_type == "deepseek_v32" or knobs.model.compressed is not None:
             return KvDtype.fp8  # the sparse kernels' own format; GLM-5 keeps the compute dtype
-        return knobs.model.kv_cache_scheme or KvDtype[dtype.name]
+        own = KvDtype[dtype.name]
+        read = patch_release_of(version) >= CACHE_SCHEMES_SINCE
+        return (knobs.model.kv_cache_scheme or own) if read else own
     if knobs.model.compressed is not None and not knobs.kv_dtype.is_fp8:
         raise InvalidValue(
             f"kv_dtype must be auto or fp8 for {knobs.model.name}, got {knobs.kv_dtype.name}"

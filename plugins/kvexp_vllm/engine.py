@@ -149,7 +149,7 @@ class Vllm(Engine):
         flags.check(knobs, drafts, self._options, unasked)
         dtype, dtype_note = defaults.compute_dtype(knobs)
         quantization = terms.weight_format(knobs)
-        kv_dtype = defaults.kv_dtype(knobs, dtype)
+        kv_dtype = defaults.kv_dtype(knobs, dtype, self.version)
         length = defaults.max_model_len(knobs)
         tokens, seqs = defaults.batch_defaults(
             knobs,

@@ -14,6 +14,7 @@ from kvexp.contract import (
     MIB,
     CachingAllocator,
     Deployment,
+    Model,
     Quantization,
     RankShape,
     Slice,
@@ -30,6 +31,7 @@ ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v,
 FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
 FP8_EXTRA_BYTES = 32 * MIB  # seen with fp8 KV (llama3-8b) and with fp8 weights (llama3.1-8b)
+LEAVES_OUT_DRAFTS = (Quantization.awq, Quantization.w4a16, Quantization.nvfp4)
 MXFP4_BYTES = 17 / 32  # of an element: half a byte, and one of scale for each 32
 MXFP4_PADDING = 0.07  # two cases, 0.06 and 0.08
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
@@ -261,13 +263,7 @@ def _load_draft(
     draft, speculation = deployment.draft, deployment.speculation
     assert draft is not None and speculation is not None
     method = speculation.method
-    own = draft.quantization_config
-    quantization = own.method if own is not None else None
-    alone = replace(
-        deployment,
-        model=draft,
-        quantization=deployment.quantization if method == "mtp" else quantization,
-    )
+    alone = replace(deployment, model=draft, quantization=_format_of_draft(deployment, draft))
     share = replace(share, num_layers=draft.num_hidden_layers, first_stage=True, last_stage=True)
     before, after = speculative.tensors(deployment, draft, share, method)
     _load(allocator, before)
@@ -275,6 +271,17 @@ def _load_draft(
         norms = speculative.norms(draft, deployment.dtype, method, index)
         _load_layer(allocator, alone, share, index, rotary_caches, Offloader(0), norms)
     _load(allocator, after)
+
+
+def _format_of_draft(deployment: Deployment, draft: Model) -> Quantization | None:
+    """How a draft is stored: a model's own as the model, where the format's tools do that.
+
+    Files that they keep beside the weights leave `mtp*` out; AutoRound's and GPTQ's do not.
+    """
+    speculation = deployment.speculation
+    if speculation is None or speculation.method != "mtp":
+        return draft.quantization_config.method if draft.quantization_config else None
+    return None if deployment.quantization in LEAVES_OUT_DRAFTS else deployment.quantization
 
 
 def adjusted_bytes(deployment: Deployment) -> int:

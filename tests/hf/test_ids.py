@@ -68,6 +68,31 @@ def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantizat
     assert (found.kv_dtype.name if found.kv_dtype else None) == kv_dtype
 
 
+@pytest.mark.parametrize(
+    ("name", "weights_gib", "kv_dtype"),
+    [  # of public start-up logs: sostrowsk/dgx-spark-local-llm, robotmunki.com, a recorded one
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", 21.88, "bf16"),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", 31.18, "fp8"),
+        ("unsloth/Qwen3.8-27B-NVFP4", None, "fp8"),
+        ("nvidia/Qwen3-8B-NVFP4", None, "fp8"),
+        ("someone/Qwen3-8B-NVFP4", None, "bf16"),
+    ],
+)
+def test_what_a_publisher_leaves_out_and_asks_for_the_cache(name, weights_gib, kv_dtype):
+    result = kvexp.run([f"model={name}", "gpu=b300", "engine.version=0.25.1"])
+
+    assert result.effective["kv_dtype"] == kv_dtype
+    if weights_gib is not None:
+        found = result.ranks[0].budget.part("weights").size_bytes
+        assert found == pytest.approx(weights_gib * 2**30, rel=0.01)
+
+
+def test_a_release_that_does_not_read_the_caches_dtype_keeps_its_own():
+    result = kvexp.run(["model=nvidia/Qwen3-8B-NVFP4", "gpu=b200", "engine.version=0.12.0"])
+
+    assert result.effective["kv_dtype"] == "bf16"
+
+
 @pytest.mark.parametrize("key", ["model", "model.hf_id"])
 def test_a_point_by_id_has_the_entrys_facts(key):
     by_id = kvexp.run([f"{key}=Qwen/Qwen3-14B-AWQ", "gpu=h200"])
