@@ -173,6 +173,7 @@ def test_a_card_that_is_not_known_has_its_size_assumed():
         ("0.2.5", 8.0, "0.5.0"),
         ("0.11.0 (container 26.0x)", 12.1, "0.11.0"),
         ("0.10.2.dev378+g4d7fe40fc.d20250829 (V1)", 9.0, "0.10.2"),
+        ("0.13.0+faa43dbf.nv26.01 (V1)", 12.1, "0.13.0"),
         ("0.2x (Jul 2026)", 8.6, None),
         ("1Cat-vLLM 1.3.0 fork", 7.0, None),
         ("0.1.dev20073 (Aug 2026)", 12.1, None),
