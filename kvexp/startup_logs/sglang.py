@@ -10,8 +10,8 @@ SGLANG = Dialect(
         Line(r"Init torch distributed ends\. (?:elapsed=\S+ s, )?mem usage={init_dist_mem_gib} GB"),
         Line(r"Load weight begin\. avail mem={init_free_gib} GB"),
         Line(
-            r"Load weight end\..*?dtype=torch\.(?P<weight_dtype>\w+),.*?avail mem={free_gib} GB"
-            r"(?:, mem usage={weights_gib} GB)?"
+            r"Load weight end\.(?:.*?dtype=torch\.(?P<weight_dtype>\w+),)?"
+            r".*?avail mem={free_gib} GB(?:, mem usage={weights_gib} GB)?"
         ),
         Line(
             r"KV Cache is allocated\..*?#tokens: {kv_tokens}, "

@@ -345,8 +345,10 @@ class _Draft:
 
 def _stored(text: str) -> QuantizationConfig:
     """A format as `ids.Known` writes it, for the command line."""
-    parser = OverridesParser.create()
-    return typed(QuantizationConfig, parser.parse_override(f"stored={text}").value())
+    values = OverridesParser.create().parse_override(f"stored={text}").value()
+    assert isinstance(values, dict)
+    stored: QuantizationConfig = typed(QuantizationConfig, values)
+    return stored
 
 
 def _gib(size: float) -> str:

@@ -362,6 +362,18 @@ def test_tensorrt_llm_names_its_model_where_its_files_lie():
     assert record["model"] == "models--meta-llama--Meta-Llama-3-8B-Instruct"
 
 
+def test_sglang_says_what_is_free_after_the_load_with_a_dtype_or_without():
+    text = "[2026-06-07 19:05:53] server_args=ServerArgs(model_path='Qwen/Qwen2.5-1.5B-Instruct')\n"
+    text += "[2026-06-07 19:06:22] Load weight end. elapsed=22.28 s, type=Qwen2ForCausalLM, "
+    older = read_log(f"{text}dtype=torch.bfloat16, avail mem=109.01 GB, mem usage=3.25 GB.", "a")
+    newer = read_log(f"{text}avail mem=109.01 GB, mem usage=3.25 GB.", "a")
+
+    assert (older["weight_dtype"], newer["weight_dtype"]) == ("bfloat16", None)
+    for record in (older, newer):
+        assert record["extra"]["free_gib"] == 109.01
+        assert record["outputs"]["weights_gib"] == 3.25
+
+
 def test_a_release_is_no_number():
     text = V1_08.replace("v0.8.5.dev1", "v0.20")
 
