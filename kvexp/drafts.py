@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kvexp import terms, weights
 from kvexp.deployment import Deployment
-from kvexp.dtypes import DType
+from kvexp.dtypes import DType, Quantization
 from kvexp.engine import RankShape
 from kvexp.errors import InvalidValue
 from kvexp.request import Knobs, Model
@@ -20,6 +20,9 @@ WITH_MODEL = ("eagle3", "eagle", "draft_model", "dflash")
 """Methods whose drafts another checkpoint makes."""
 
 EAGLES = ("eagle3", "eagle")
+
+LEAVES_OUT_DRAFTS = (Quantization.awq, Quantization.w4a16, Quantization.nvfp4)
+"""Formats whose tools leave a model's own drafting layers in its dtype."""
 
 MTP_BY_LAYER = (
     "deepseek_v3",
@@ -133,14 +136,16 @@ def norms(draft: Model, dtype: DType, method: str, index: int) -> list[Tensor]:
 def alone(deployment: Deployment, tp: int | None = None) -> Deployment:
     """The draft as if it were the model, stored as its checkpoint says; `tp`: on fewer ranks.
 
-    Drafting layers of the model's own are stored as the model.
+    Drafting layers of the model's own are stored as the model, where the format's tools do that:
+    files that they keep beside the weights leave `mtp*` out, but for AutoRound's and GPTQ's.
     """
     draft, speculation = deployment.draft, deployment.speculation
     assert draft is not None and speculation is not None
     own = draft.quantization_config
     stored = own.method if own is not None else None
     if speculation.method == "mtp":
-        stored = deployment.quantization
+        left_out = deployment.quantization in LEAVES_OUT_DRAFTS
+        stored = None if left_out else deployment.quantization
     return replace(
         deployment,
         model=draft,

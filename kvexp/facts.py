@@ -208,20 +208,27 @@ def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[P
     known = ids.index(folders)
     found = [_found(name, known) for name in names]
     extra: list[str] = []
-    formats = {(each.quantization, each.stored, each.kv_dtype) for each in found}
+    formats = {
+        (each.quantization, each.stored, each.kv_dtype, each.kv_cache_scheme) for each in found
+    }
     if len(formats) > 1:
         raise RequestError(
             f"{', '.join(names)} are stored in different formats: run them apart, or sweep over"
             " model and quantization"
         )
-    quantization, stored, kv_dtype = formats.pop()
+    quantization, stored, kv_dtype, scheme = formats.pop()
     given = {each.lstrip("+").partition("=")[0] for each in overrides}
-    for key, value in (("quantization", quantization), ("kv_dtype", kv_dtype)):
+    stated = (
+        ("quantization", quantization),
+        ("kv_dtype", kv_dtype),
+        ("model.kv_cache_scheme", scheme),
+    )
+    for key, value in stated:
         if value is not None and key not in given:
             extra.append(f"{key}={value.name}")
     own = {ids.own_format(folders, each.option) for each in found}
     if quantization is not None and own - {None, quantization.name}:
-        stored = "null"  # the repository's format replaces that of the entry's checkpoint
+        stored = stored or "null"  # the repository's format replaces that of the checkpoint
     if stored is not None and not given & {"quantization", _STORED}:
         extra.append(f"{_STORED}={stored}")
     options = [f"model={','.join(each.option for each in found)}"]

@@ -8,7 +8,11 @@ base model's.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from kvexp.dtypes import KvDtype, Quantization
 
@@ -20,14 +24,18 @@ _METHOD = re.compile(r"^quantization_config:\n(?:  .*\n)*?  method: (\w+)", re.M
 _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
     (r"fp8(-(dynamic|block|kv|kv-cache|static|tensorwise|pertensor))*", Quantization.fp8),
     (r"quantized\.w8a8|w8a8|int8-w8a8|int8", Quantization.w8a8),
-    (r"(qat-)?(quantized\.w4a16|w4a16(-g\d+)?(-ct)?)", Quantization.w4a16),
+    (r"(qat-)?(quantized\.w4a16|(int4-)?w4a16(-g\d+)?(-ct)?)", Quantization.w4a16),
     (r"(qat-)?(int4-)?awq(-(int4|4bit|w4a16|marlin|g?\d+g?))*", Quantization.awq),
     (r"(autoround-)?gptq(-(int4|4bit|4b|w4a16|marlin|g?\d+g?))*", Quantization.gptq),
     (r"int4-autoround|autoround-int4", Quantization.gptq),
     (r"(unsloth-)?bnb-(4bit|nf4)", Quantization.bitsandbytes),
     (r"(nvfp4(a16)?|fp4)(-(kv|awq|v\d+))*", Quantization.nvfp4),
     (r"mxfp4(-\w+)?", Quantization.mxfp4),
+    (r"int4(-(w4a16|g\d+|mixed))*|4bit", Quantization.w4a16),
 )
+_UNQUANTISED = re.compile(r"(.+?)-(?:qat-)?(?:q4_0-)?unquantized")
+"""A checkpoint trained for a format that is stored without it."""
+
 _EIGHT_BITS = (
     (r"gptq-(int8|8bit)", "{method:gptq,bits:8,group_size:128}"),
     (r"(quantized\.)?w8a16", "{method:w4a16,bits:8,group_size:0}"),
@@ -41,13 +49,15 @@ _KV_SUFFIX = re.compile(r"fp8-kv", re.IGNORECASE)
 class Known:
     """An entry and, for a quantised repository, its format and the dtype of its cache.
 
-    `stored` is a format that `quantization` has no name for, as `model.quantization_config`.
+    `stored` is a format that `quantization` has no name for, or what its publisher leaves out of
+    one, as `model.quantization_config`; `kv_cache_scheme` what the checkpoint asks for its cache.
     """
 
     option: str
     quantization: Quantization | None = None
     stored: str | None = None
     kv_dtype: KvDtype | None = None
+    kv_cache_scheme: KvDtype | None = None
 
 
 def index(folders: Iterable[Path]) -> dict[str, str]:
@@ -87,8 +97,30 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     option = _of_name(base, known) or _of_name(f"{base}-bf16", known)
     if option is None:
         return None
-    kv_dtype = KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None
-    return Known(option=option, quantization=quantization, stored=stored, kv_dtype=kv_dtype)
+    recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
+    if quantization is not None and "ignore" in recipe:
+        stored = _written(quantization, recipe["ignore"])
+    scheme = recipe.get("kv_cache_scheme")
+    return Known(
+        option=option,
+        quantization=quantization,
+        stored=stored,
+        kv_dtype=KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None,
+        kv_cache_scheme=None if scheme is None else KvDtype[scheme],
+    )
+
+
+def _written(method: Quantization, ignore: Iterable[str]) -> str:
+    names = ",".join(f"'{each}'" for each in ignore)
+    return f"{{method:{method.name},ignore:[{names}]}}"
+
+
+@cache
+def _recipes() -> list[dict[str, Any]]:
+    """How publishers quantise, of `recipes.yaml`."""
+    found = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("recipes.yaml")))
+    assert isinstance(found, list)
+    return found
 
 
 def _of_name(name: str, known: Mapping[str, str]) -> str | None:
@@ -99,6 +131,8 @@ def _of_name(name: str, known: Mapping[str, str]) -> str | None:
 
 def _split(name: str) -> tuple[str, Quantization | None, str | None] | None:
     """A name without its format, and the format: one with a name, or one of 8 bits."""
+    if (plain := _UNQUANTISED.fullmatch(name)) is not None:
+        return plain[1], None, None
     for pattern, stored in _EIGHT_BITS:
         if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
             return match[1], None, stored

@@ -5,7 +5,8 @@ from kvexp.startup_logs.lines import Dialect, Introduction, Line
 TENSORRT_LLM = Dialect(
     engine="tensorrt-llm",
     lines=(
-        Line(r"TensorRT-LLM version: (?P<engine_version>\S+)", resets=True),
+        Line(r"TensorRT[- ]LLM version: (?P<engine_version>\S+)", resets=True),
+        Line(r"/(?P<model>models--[\w.-]+)/snapshots/"),
         Line(r"Engine version (?P<engine_version>\S+) found in the config file"),
         Line(r"MPI size: {tp},"),
         Line(r"TRTGptModel maxBatchSize: {max_num_seqs}"),

@@ -15,6 +15,7 @@ VLLM = Dialect(
         Line(r"vllm==(?P<engine_version>\d\S*)"),
         Line(r"VLLM_USE_V2_MODEL_RUNNER=['\"]?(?P<v2_model_runner>[01])", precedes=True),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
+        Line(r"device_name=(?P<gpu>[\w-]+)(?:,|\.json)"),
         Line(
             r"Chunked prefill is enabled with max_num_batched_tokens={max_num_batched_tokens}",
             precedes=True,

@@ -1,5 +1,6 @@
 """Which card of the catalogue a log's text means, and what is assumed where it is none."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -58,6 +59,12 @@ class Cards:
         if option is None:
             return _unknown(text, words, total_gib, self._link(total_gib))
         facts = dict(self.known[option])
+        if total_gib is None and words & {"wsl", "wsl2"}:
+            total = math.ceil(self.total_gib(option))
+            return Card(
+                facts=facts | _total(float(total)),
+                assumptions=(f"gpu: all {total} GiB of {option}, as Windows' driver reports them",),
+            )
         if total_gib is None:
             return Card(facts=facts, assumptions=(f"gpu: {option}'s total of the catalogue",))
         return Card(facts=facts | _total(total_gib))

@@ -16,6 +16,14 @@ _VARIANT = re.compile(r"-(instruct|chat|it|hf|base|class|family|like|llm|fp16|bf
 _HUB_FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 _GGUF = re.compile(r"[-.]?(?:i?q(\d)\w*)?[-.]gguf$")
 _NOTE = re.compile(r"\(([^)]*)\)")
+_KAGGLE = re.compile(r"/([\w.-]+)/(?:transformers|pytorch)/([\w.-]+)/\d+$")
+_SIZE = re.compile(r"\d+(?:\.\d+)?b")
+_ANOTHER_SHAPE = re.compile(
+    r"reap|prune|puzzle|slim|draft|eagle|specul|dflash|embed|rerank|reward"
+    r"|vision|omni|audio|multimodal|ocr|\bvl\b"
+)
+"""Words of a repository whose layers are no longer those of the model it was made from."""
+_SHORTEST_NAME = 6
 
 _FORMATS: tuple[tuple[str, Quantization], ...] = (
     (r"nvfp4", Quantization.nvfp4),
@@ -34,7 +42,8 @@ class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
     `gguf_bits` are those of a GGUF file, 16 where its name does not say; `text_only` means the
-    decoder of a multimodal model.
+    decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`
+    and `kv_cache_scheme` are those of `ids.Known`.
     """
 
     option: str
@@ -42,6 +51,9 @@ class Named:
     kv_dtype: KvDtype | None = None
     gguf_bits: int | None = None
     text_only: bool = False
+    within: str | None = None
+    stored: str | None = None
+    kv_cache_scheme: KvDtype | None = None
 
 
 class Catalogue:
@@ -56,16 +68,42 @@ class Catalogue:
             self._names.setdefault(_squeezed(option), option)
             bases.setdefault(_squeezed(_without_variant(name)), option)
         self._names = {**bases, **self._names}
+        self._in_names: dict[tuple[str, frozenset[str]], str] = {}
+        for name, option in known.items():
+            for form in (
+                name.rpartition("/")[2],
+                _without_variant(name.rpartition("/")[2]),
+                option,
+            ):
+                self._in_names.setdefault(_identity(_words(form)), option)
 
     def find(self, text: str) -> Named | None:
         """The entry that a text means, or None.
 
-        An id counts as it is; where it is no entry's, owner, notes and variants are set aside.
+        An id counts as it is; where it is no entry's, owner, notes and variants are set aside. A
+        model made from another often carries its name: the longest one that is known counts then.
         """
         for candidate in _candidates(text):
             named = self._find(candidate)
             if named is not None:
                 return named
+        return self._made_from(text)
+
+    def _made_from(self, text: str) -> Named | None:
+        """The known model whose name stands within the text, unless it may have other layers."""
+        lower = text.strip().lower().rstrip("/")
+        if _ANOTHER_SHAPE.search(lower):
+            return None
+        words = _words(lower if "(" in lower else lower.rpartition("/")[2])
+        for length in range(len(words), 0, -1):
+            for start in range(len(words) - length + 1):
+                run = words[start : start + length]
+                name, sizes = _identity(run)
+                rest = words[:start] + words[start + length :]
+                option = self._in_names.get((name, sizes))
+                if option is None or not _is_no_accident(name) or _identity(rest)[1] - sizes:
+                    continue
+                return Named(option, format_of("-".join(rest)), within="-".join(run))
         return None
 
     def _find(self, name: str) -> Named | None:
@@ -76,7 +114,13 @@ class Catalogue:
         for form in dict.fromkeys((name, _without_variant(name))):
             known = ids.find(form, self._known)
             if known is not None:
-                return Named(known.option, known.quantization, known.kv_dtype)
+                return Named(
+                    known.option,
+                    known.quantization,
+                    known.kv_dtype,
+                    stored=known.stored,
+                    kv_cache_scheme=known.kv_cache_scheme,
+                )
             option = self._names.get(_squeezed(form))
             if option is not None:
                 return Named(option)
@@ -102,9 +146,11 @@ def format_of(text: str) -> Quantization | None:
 
 def _candidates(text: str) -> Iterator[str]:
     """Names that may be meant, in lower case, the most literal one first."""
-    lower = text.strip().lower().rstrip("/")
-    hub = _HUB_FOLDER.search(lower)
+    lower = text.strip().lower().rstrip("/").replace("___", ".")
+    hub, kaggle = _HUB_FOLDER.search(lower), _KAGGLE.search(lower)
     yield f"{hub[1]}/{hub[2]}" if hub is not None else lower
+    if kaggle is not None:
+        yield kaggle[1] if kaggle[2] == "default" else f"{kaggle[1]}-{kaggle[2]}"
     notes = [note for note in _NOTE.findall(lower) if note.endswith(" class")]
     for part in (_NOTE.sub(" ", lower), *notes):
         for name in re.split(r" / | \+ |[,;:]", part):
@@ -112,6 +158,19 @@ def _candidates(text: str) -> Iterator[str]:
             yield "-".join(words)
             if len(words) > 1:
                 yield words[0]
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9.]+", name.lower())
+
+
+def _identity(words: list[str]) -> tuple[str, frozenset[str]]:
+    """Letters and digits of a name, and the sizes among its words: 2-57B is not 2.5-7B."""
+    return "".join(words).replace(".", ""), frozenset(filter(_SIZE.fullmatch, words))
+
+
+def _is_no_accident(name: str) -> bool:
+    return len(name) >= _SHORTEST_NAME and any(letter.isdigit() for letter in name)
 
 
 def _without_variant(name: str) -> str:

@@ -6,12 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
-from kvexp.request import Gpu, Model
+from kvexp.request import Gpu, Model, QuantizationConfig
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
@@ -146,6 +147,8 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     option = engine_option(inputs)
     draft = _Draft(inputs, option, known.model(named.option))
     draft.notes += card.assumptions
+    if named.within is not None:
+        draft.notes.append(f"model: {inputs.model!r} counted as {named.within}, which it names")
     draft.version(card.facts.get("compute_capability"))
     asked = draft.flags(known)
     draft.knobs()
@@ -313,6 +316,11 @@ class _Draft:
         elif text and method is None:
             self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
         own, moe = self.known.quantization_config, self.known.moe
+        if named.kv_cache_scheme is not None:
+            self.model["kv_cache_scheme"] = named.kv_cache_scheme
+        if named.stored is not None:
+            self.model["quantization_config"] = _stored(named.stored)
+            return
         if method is None or (moe is not None and method.name == moe.format):
             return
         if own is not None and own.method is method:
@@ -341,6 +349,14 @@ class _Draft:
         if known:
             total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
             self.gpu["free_bytes"] = min(parse_bytes(_gib(min(known)), key="free_gib"), total)
+
+
+def _stored(text: str) -> QuantizationConfig:
+    """A format as `ids.Known` writes it, for the command line."""
+    values = OverridesParser.create().parse_override(f"stored={text}").value()
+    assert isinstance(values, dict)
+    stored: QuantizationConfig = typed(QuantizationConfig, values)
+    return stored
 
 
 def _gib(size: float) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 _RELEASE = re.compile(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.(\d+))?(?![\dx])")
 _ENGINE = re.compile(r"\bv([01])\b", re.IGNORECASE)
-_NOTE = re.compile(r"\(.*?\)")
+_NOTE = re.compile(r"\(.*?\)|\+\S*")
+"""What names no release: a note, and a build's own label as in `0.13.0+faa43dbf.nv26.01`."""
 _DEVELOPMENT = (0, 1)  # what a checkout without tags calls itself
 _OLDEST = {"vllm": (0, 5)}
 

@@ -10,6 +10,7 @@ from kvexp_vllm.rules import patch_release_of
 
 HYBRID_TURBOQUANT_SINCE, ALIGNED_SINCE = (0, 22, 0), (0, 25, 0)
 WORKSPACE_SINCE = (0, 24, 0)
+CACHE_SCHEMES_SINCE = (0, 14, 0)  # utils/torch_utils.py, resolve_kv_cache_dtype_string
 KV_SPLITS = 32  # `tq_max_kv_splits_for_cuda_graph`
 SMALLEST_BLOCK = 16  # tokens
 BOUNDARY_LAYERS = 2
@@ -20,7 +21,7 @@ OF_LATENTS = ("bf16", "fp16", "fp32", "fp8", "fp8_e4m3")
 
 
 def resolve(knobs: Knobs, dtype: DType, version: str) -> KvDtype:
-    """Read auto as the checkpoint's KV scheme, else the compute dtype.
+    """Read auto as the checkpoint's KV scheme where the release does, else the compute dtype.
 
     Raises:
         InvalidValue: no kernel takes the format with this model.
@@ -29,7 +30,8 @@ def resolve(knobs: Knobs, dtype: DType, version: str) -> KvDtype:
     if asked is KvDtype.auto:
         if model.model_type == "deepseek_v32" or model.compressed is not None:
             return KvDtype.fp8  # the sparse kernels' own format; GLM-5 keeps the compute dtype
-        return model.kv_cache_scheme or KvDtype[dtype.name]
+        reads = patch_release_of(version) >= CACHE_SCHEMES_SINCE
+        return (model.kv_cache_scheme if reads else None) or KvDtype[dtype.name]
     if model.compressed is not None and not asked.is_fp8:
         raise InvalidValue(f"kv_dtype must be auto or fp8 for {model.name}, got {asked.name}")
     if asked is KvDtype.fp32 and dtype is not DType.fp32:

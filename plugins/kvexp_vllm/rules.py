@@ -54,7 +54,7 @@ class VersionRules:
     the V2 runner offloads at all.
     `very_large_server_tokens`: the API server's tokens of a step on cards from 160 GiB up.
     `large_cards`: which cards get more tokens and requests: `hopper` (H100 or H200 in the name),
-    `memory` (70 GiB), that without the A100, or without the GB10 either; `small_card_seqs`:
+    `memory` (70 GiB), or that without the A100; `small_card_seqs`:
     requests of the others.
     `caps_tokens`, `caps_seqs`: a default of tokens is at most what all requests hold, one of
     requests at most the tokens. V0 takes a whole prompt a step, at least `image_tokens` with a
@@ -247,7 +247,6 @@ _0_28 = replace(
     v2_architectures=(*_0_27.v2_architectures, "DeepseekV4ForCausalLM"),
 )
 _0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
-_0_33 = replace(_0_29, first=(0, 33), large_cards="memory_but_a100_gb10")
 V1_COLUMNS = (
     *(
         _V1,
@@ -264,7 +263,7 @@ V1_COLUMNS = (
         _0_13,
         _0_14,
     ),
-    *(_0_15, _0_17, _0_20, _0_21, _0_22, _0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29, _0_33),
+    *(_0_15, _0_17, _0_20, _0_21, _0_22, _0_23, _0_24, _0_25, _0_26, _0_27, _0_28, _0_29),
 )
 LAST_PATCH = 999
 """The patch of a version of two numbers: 0.8 means the last of the 0.8 releases."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import kvexp
+
 TEXT = (Path(__file__).parent / "data" / "logs.jsonl").read_text()
 LOGS = [json.loads(line) for line in TEXT.splitlines()]
 
@@ -111,3 +113,39 @@ def test_sglang_prints_k_and_v(deploy):
     assert engine.log_lines(deployment, plan)[0] == (
         "KV Cache is allocated. #tokens: 46611, K size: 1.42 GB, V size: 1.42 GB"
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kv_tokens"),
+    [
+        (  # faradawn/bench3 logs/trtllm-serve-egine.log
+            (
+                "model=llama3_8b",
+                "gpu=h200",
+                "engine.version='1.2.0rc4'",
+                "max_model_len=1025",
+                "max_num_batched_tokens=1024",
+                "max_num_seqs=32",
+            ),
+            900_800,
+        ),
+        (  # NVIDIA/TensorRT-LLM#6294
+            (
+                "model=llama31_8b",
+                "gpu=h100",
+                "quantization=fp8",
+                "kv_dtype=fp8",
+                "util=0.8",
+                "engine.version='1.0'",
+                "max_model_len=157",
+                "max_num_batched_tokens=23552",
+                "max_num_seqs=4096",
+            ),
+            860_320,
+        ),
+    ],
+)
+def test_tensorrt_leaves_what_its_libraries_do_not_take(overrides, kv_tokens):
+    result = kvexp.run(["engine=tensorrt_llm", *overrides])
+
+    assert result.kv_tokens == pytest.approx(kv_tokens, rel=0.002)

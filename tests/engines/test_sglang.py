@@ -2,6 +2,7 @@
 
 import pytest
 
+import kvexp
 from kvexp.results import Provenance, Refusal, Status
 
 GIB = 2**30
@@ -355,3 +356,25 @@ def test_what_it_cannot_do_is_invalid(run, override, message):
 
     assert result.status is Status.invalid
     assert message in result.reason
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "fraction", "kv_tokens"),
+    [  # Qwen2.5-1.5B on a GB10, jethac/dgx-spark-hijinks results/
+        (112.26, 0.4, 1_557_709),
+        (16.69, 0.4, 126_333),
+    ],
+)
+def test_loading_takes_more_of_unified_memory(free_gib, fraction, kv_tokens):
+    result = kvexp.run(
+        [
+            "engine=sglang",
+            "model=qwen25_1_5b",
+            "gpu=gb10",
+            f"gpu.free_bytes={round(free_gib * 2**30)}",
+            f"util={fraction}",
+        ]
+    )
+
+    assert result.kv_tokens_low <= kv_tokens <= result.kv_tokens_high
+    assert result.kv_tokens == pytest.approx(kv_tokens, rel=0.02)

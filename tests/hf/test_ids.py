@@ -24,6 +24,7 @@ KNOWN = ids.index([registry.config_dir()])
         ("unsloth/gpt-oss-20b", "gpt_oss_20b"),
         ("TheBloke/Llama-2-13B-chat", "llama2_13b"),
         ("THUDM/GLM-4.5-Air", "glm45_air"),
+        ("google/gemma-4-26B-A4B-it-qat-q4_0-unquantized", "gemma4_26b_a4b"),
     ],
 )
 def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
@@ -55,6 +56,8 @@ def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
         ("gaunernst/gemma-3-27b-it-int4-awq", "gemma3_27b_vision", "awq", None),
         ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "qwen3_30b_a3b_2507", "gptq", None),
         ("TheBloke/Llama-2-7B-Chat-AWQ", "llama2_7b", "awq", None),
+        ("RedHatAI/Qwen3.8-27B-INT4", "qwen35_27b", "w4a16", None),
+        ("a/Qwen3-30B-A3B-Instruct-2507-Int4-W4A16", "qwen3_30b_a3b_2507", "w4a16", None),
     ],
 )
 def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
@@ -63,6 +66,31 @@ def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantizat
     assert found.option == option
     assert found.quantization.name == quantization
     assert (found.kv_dtype.name if found.kv_dtype else None) == kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("name", "weights_gib", "kv_dtype"),
+    [  # of public start-up logs: sostrowsk/dgx-spark-local-llm, robotmunki.com, a recorded one
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", 21.88, "bf16"),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", 31.18, "fp8"),
+        ("unsloth/Qwen3.8-27B-NVFP4", None, "fp8"),
+        ("nvidia/Qwen3-8B-NVFP4", None, "fp8"),
+        ("someone/Qwen3-8B-NVFP4", None, "bf16"),
+    ],
+)
+def test_what_a_publisher_leaves_out_and_asks_for_the_cache(name, weights_gib, kv_dtype):
+    result = kvexp.run([f"model={name}", "gpu=b300", "engine.version=0.25.1"])
+
+    assert result.effective["kv_dtype"] == kv_dtype
+    if weights_gib is not None:
+        found = result.ranks[0].budget.part("weights").size_bytes
+        assert found == pytest.approx(weights_gib * 2**30, rel=0.01)
+
+
+def test_a_release_that_does_not_read_the_caches_dtype_keeps_its_own():
+    result = kvexp.run(["model=nvidia/Qwen3-8B-NVFP4", "gpu=b200", "engine.version=0.12.0"])
+
+    assert result.effective["kv_dtype"] == "bf16"
 
 
 @pytest.mark.parametrize("key", ["model", "model.hf_id"])

@@ -51,6 +51,36 @@ def test_the_kept_records_stay_within_their_limits(tmp_path, capsys):
     assert [each["id"] for each in found["cases"] if "Error: " in each["reason"]] == []
 
 
+@pytest.mark.slow
+def test_logs_of_public_repositories_stay_within_their_limits(capsys):
+    records, limits = DATA / "fresh_logs.jsonl", DATA / "fresh_logs_limits.yaml"
+
+    status = command.run([str(records), "--quiet", f"--check={limits}"])
+
+    assert status == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("id", "kv_tokens"),
+    [
+        ("faradawn-meta-llama-3-8b-instruct", 900_800),
+        ("kolyangg-qwen3-30b-a3b-instruct-2507", 94_784),
+        ("sostrowsk-qwen3.6-35b-a3b-nvfp4", 3_366_051),
+        ("djangodevren-qwen3.6-35b-a3b", 623_040),
+    ],
+)
+def test_a_log_of_a_public_repository_is_predicted(id, kv_tokens, tmp_path):
+    lines = (DATA / "fresh_logs.jsonl").read_text().splitlines()
+    path, out = tmp_path / "one.jsonl", tmp_path / "out.json"
+    path.write_text(next(line for line in lines if f'"id": "{id}"' in line))
+
+    assert command.run([str(path), "--quiet", f"--json={out}"]) == 0
+    (case,) = json.loads(out.read_text())["cases"]
+    assert case["logged"]["kv_tokens"] == kv_tokens
+    assert case["predicted"]["kv_tokens"] == pytest.approx(kv_tokens, rel=0.01)
+    assert case["inside_interval"]
+
+
 @pytest.mark.parametrize("id", ["v0-phi4-bnb-a100", "v0-qwen25vl7b-awq-jetson-novideo"])
 def test_adapters_and_limits_that_a_record_states_are_asked_for(id, tmp_path):
     path, out = tmp_path / "one.jsonl", tmp_path / "out.json"

@@ -76,6 +76,17 @@ def run_of(inputs):
         ("gemma3_12b_text", Named("gemma3_12b", text_only=True)),
         ("GLM-5 fp8 (DeepSeek-V3.2 style sparse MLA)", Named("glm5", Quantization.fp8)),
         ("58.99 GiB model (name outside excerpt)", None),
+        ("/models/qwen/Qwen2___5-3B", Named("qwen25_3b")),
+        ("/kaggle/input/models/qwen-lm/qwen-3/transformers/8b/1", Named("qwen3_8b")),
+        ("/kaggle/input/gpt-oss-120b/transformers/default/1", Named("gpt_oss_120b")),
+        ("train/checkpoints/qwen25-3b-distill-merged", Named("qwen25_3b", within="qwen25-3b")),
+        (
+            "huihui-ai/Huihui-gpt-oss-20b-mxfp4-abliterated-v2",
+            Named("gpt_oss_20b", Quantization.mxfp4, within="gpt-oss-20b"),
+        ),
+        ("cerebras/Qwen3-Coder-REAP-25B-A3B-FP8", None),  # experts were pruned
+        ("Qwen/Qwen2-57B-A14B-Instruct", None),  # no Qwen2.5-7B, for all its letters
+        ("someone/Llama-3.1-8B-as-a-13B", None),
     ],
 )
 def test_a_text_means_an_entry_of_the_catalogue(text, named):
@@ -125,6 +136,14 @@ def test_a_text_means_a_card(text, total_gib, name):
     assert CARDS.find(text, total_gib).facts["name"] == name
 
 
+@pytest.mark.parametrize(
+    ("text", "total_gib"),
+    [("RTX 3090 (WSL)", 24.0), ("RTX 4080, WSL2", 16.0), ("RTX 3090", 23.56)],
+)
+def test_under_wsl_a_card_has_its_nominal_size(text, total_gib):
+    assert CARDS.find(text, None).facts["total_printed_gib"] == pytest.approx(total_gib)
+
+
 def test_a_printed_total_keeps_its_rounding_and_an_exact_one_has_none():
     printed = CARDS.find("H100 80GB", 79.22).facts
     exact = CARDS.find("H200", 150109880320 / GIB).facts
@@ -154,6 +173,7 @@ def test_a_card_that_is_not_known_has_its_size_assumed():
         ("0.2.5", 8.0, "0.5.0"),
         ("0.11.0 (container 26.0x)", 12.1, "0.11.0"),
         ("0.10.2.dev378+g4d7fe40fc.d20250829 (V1)", 9.0, "0.10.2"),
+        ("0.13.0+faa43dbf.nv26.01 (V1)", 12.1, "0.13.0"),
         ("0.2x (Jul 2026)", 8.6, None),
         ("1Cat-vLLM 1.3.0 fork", 7.0, None),
         ("0.1.dev20073 (Aug 2026)", 12.1, None),
@@ -242,6 +262,15 @@ def test_what_the_log_leaves_open_is_listed():
 )
 def test_a_recorded_default_is_used_or_passed_over_in_so_many_words(changes, note):
     assert note in predict(replace(LLAMA, **changes)).assumptions
+
+
+def test_a_model_known_by_a_name_within_its_own_is_an_assumption():
+    inputs = replace(LLAMA, model="someone/tuned-Qwen3-8B-v2")
+    card = CARDS.find(inputs.gpu, inputs.gpu_total_gib)
+    request = request_of(inputs, KNOWN, card, CATALOGUE.find(inputs.model))
+
+    note = "model: 'someone/tuned-Qwen3-8B-v2' counted as qwen3-8b, which it names"
+    assert note in request.assumptions
 
 
 def test_a_stated_dtype_and_block_size_are_asked_for():

@@ -338,6 +338,42 @@ def test_of_several_starts_the_last_one_counts():
     assert record["model"] == "meta-llama/Llama-3.1-8B-Instruct"
 
 
+@pytest.mark.parametrize(
+    ("path", "gpu"),
+    [
+        ("E=128,N=768,device_name=NVIDIA_H100_80GB_HBM3.json", "NVIDIA_H100_80GB_HBM3"),
+        ("E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json", "NVIDIA_H200"),
+        ("N=1536,K=4096,device_name=NVIDIA_A100-SXM4-80GB,dtype=w8a8", "NVIDIA_A100-SXM4-80GB"),
+    ],
+)
+def test_a_card_is_read_where_tuned_kernels_are_looked_for(path, gpu):
+    text = f"INFO Using default MoE config. Config file not found at /configs/{path}\n{V1_08}"
+
+    assert read_log(text, "a-log")["gpu"] == gpu
+
+
+def test_tensorrt_llm_names_its_model_where_its_files_lie():
+    text = "[TensorRT-LLM] TensorRT LLM version: 1.2.0rc4\n"
+    text += "[TRT-LLM] [I] Prefetching /hub/models--meta-llama--Meta-Llama-3-8B-Instruct"
+    text += "/snapshots/8afb486c/model-00002-of-00004.safetensors to memory...\n"
+    record = read_log(text + TRT_TORCH.partition("\n")[2], "a-log")
+
+    assert record["engine_version"] == "1.2.0rc4"
+    assert record["model"] == "models--meta-llama--Meta-Llama-3-8B-Instruct"
+
+
+def test_sglang_says_what_is_free_after_the_load_with_a_dtype_or_without():
+    text = "[2026-06-07 19:05:53] server_args=ServerArgs(model_path='Qwen/Qwen2.5-1.5B-Instruct')\n"
+    text += "[2026-06-07 19:06:22] Load weight end. elapsed=22.28 s, type=Qwen2ForCausalLM, "
+    older = read_log(f"{text}dtype=torch.bfloat16, avail mem=109.01 GB, mem usage=3.25 GB.", "a")
+    newer = read_log(f"{text}avail mem=109.01 GB, mem usage=3.25 GB.", "a")
+
+    assert (older["weight_dtype"], newer["weight_dtype"]) == ("bfloat16", None)
+    for record in (older, newer):
+        assert record["extra"]["free_gib"] == 109.01
+        assert record["outputs"]["weights_gib"] == 3.25
+
+
 def test_a_release_is_no_number():
     text = V1_08.replace("v0.8.5.dev1", "v0.20")
 
