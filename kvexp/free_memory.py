@@ -57,6 +57,10 @@ class FreeMemoryEngine(Engine):
     def divide(self, deployment: Deployment, left_bytes: int) -> tuple[tuple[Part, ...], int]:
         """Further reserves, and the bytes for the cache."""
 
+    def most_taken_until_pool(self, deployment: Deployment) -> int:
+        """The most that is taken between `free_after_load_bytes` and the cache, in bytes."""
+        return 0
+
     @property
     def unverified(self) -> str:
         """Where a prediction that no measurement of the engine has confirmed comes from."""
@@ -144,6 +148,7 @@ class FreeMemoryEngine(Engine):
             Part(
                 name="correction",
                 size_bytes=stated,
+                high_bytes=stated + self.most_taken_until_pool(deployment),
                 provenance=Provenance.given,
                 reason="engine.free_after_load_bytes against the terms above",
             ),

@@ -1,12 +1,11 @@
 """The SGLang engine plugin."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kvexp.contract import (
     GIB,
-    MIB,
     CachePlan,
     Deployment,
     DType,
@@ -23,15 +22,13 @@ from kvexp.contract import (
     layers,
     terms,
 )
-from kvexp_sglang import flags, fraction, lora, pools, refusals, speculation, states
+from kvexp_sglang import flags, fraction, load, lora, pools, refusals, speculation, states
 from kvexp_sglang.flags import MOST_REQUESTS
 from kvexp_sglang.pools import Cell, Pools
 from kvexp_sglang.states import Slots
 
 FEWEST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 512
 MAX_PREFILL_TOKENS = 16384
-LOAD_GROWTH_BYTES = 64 * MIB  # Qwen2.5-0.5B on an H100: 0.98 GiB for 0.92 GiB of tensors
-GROWTH_OF_UNIFIED_BYTES = (123 * MIB, 373 * MIB, 473 * MIB)  # jethac/dgx-spark-hijinks results/
 KNOWN_TWO_POOLS = ("gpt_oss", "llama4_text")
 DEFAULT_SWA_RATIO = 0.8
 
@@ -129,15 +126,12 @@ class Sglang(FreeMemoryEngine):
         return terms.assumed("activation", size, f"a chunk of {chunk} tokens, {self.unverified}")
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
-        """What loading takes beside the tensors; of unified memory the process takes some too."""
-        if deployment.gpu.unified_memory and self.free_after_load_bytes is None:
-            low, best, high = GROWTH_OF_UNIFIED_BYTES
-            reason = "growth while the weights load, the median of eleven logs of GB10"
-            part = terms.assumed("non_torch", best, reason)
-            return replace(part, low_bytes=low, high_bytes=high)
-        return terms.assumed(
-            "non_torch", LOAD_GROWTH_BYTES, "growth while the weights load, from one public log"
-        )
+        """See `load.growth`."""
+        return load.growth(deployment, read=self.free_after_load_bytes is not None)
+
+    def most_taken_until_pool(self, deployment: Deployment) -> int:
+        """See `FreeMemoryEngine.most_taken_until_pool`."""
+        return load.until_pool_bytes(deployment)
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""

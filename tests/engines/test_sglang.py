@@ -65,6 +65,26 @@ def test_the_rest_is_free_after_load_less_what_is_held_back(run):
     assert result.block_size == 1
 
 
+@pytest.mark.parametrize(
+    ("gpu", "before", "after", "fraction", "tokens"),
+    [
+        ("l40s", 44.01, 40.99, 0.85, 1_287_482),  # lennonYe/6998_project, sglang_radix
+        ("gb10", 112.26, 109.01, 0.4, 1_557_709),  # jethac/dgx-spark-hijinks, bf16auto_040mem
+        ("gb10", 112.26, 108.97, 0.4, 1_556_049),  # the same, bf16_clean_good_output
+    ],
+)
+def test_a_little_is_taken_between_the_printed_memory_and_the_pool(
+    run, gpu, before, after, fraction, tokens
+):
+    result = run(
+        *("model=qwen25_1_5b", "engine=sglang", f"gpu={gpu}", f"util={fraction}"),
+        *(f"gpu.free_bytes={before}GiB", f"engine.free_after_load_bytes={after}GiB"),
+    )
+
+    assert result.kv_tokens_low < tokens < result.kv_tokens
+    assert result.kv_tokens == pytest.approx(tokens, rel=2e-3)
+
+
 def test_a_given_activation_is_named_and_not_subtracted(run):
     asked = ["model=llama3_8b", "engine=sglang", "gpu=h100", "util=0.85"]
     plain = run(*asked)
