@@ -51,6 +51,16 @@ def test_a_layer_is_back_on_the_card_while_v0_runs_it_and_stays_away_in_v1():
         assert without.weights_bytes - offloaded.weights_bytes >= 4 * GIB
 
 
+def test_what_v1_keeps_of_llama_is_what_an_h200_showed():
+    """vLLM 0.26.0, 4 GiB of it in the host's memory (tests/data/h200_vllm_worker.json)."""
+    found = profile(
+        *["model=llama3_8b", "gpu=h200", "engine.version=0.26.0", "engine.v2_model_runner=false"],
+        *["enforce_eager=true", "engine.cpu_offload_gb=4"],
+    )
+
+    assert (found.weights_bytes, found.activation_bytes) == (11_700_461_568, 2_027_034_624)
+
+
 LLAMA = ("model=llama31_8b", "gpu=h100", "engine.cpu_offload_gb=4")
 
 

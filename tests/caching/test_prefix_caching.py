@@ -59,6 +59,27 @@ def test_a_log_with_drafts_is_that_of_a_whole_number_of_blocks():
     assert f"{result.max_concurrency:.2f}" == "2.37"
 
 
+STARTED = [  # vLLM 0.26.0 on an H200: bytes for the cache, what the engine made of them
+    ((), 47_427_179_008, (1056, 2192, 1_890_196, 57.68421052631579)),
+    (
+        ("speculative.method=mtp", "speculative.num_tokens=3"),
+        45_737_895_424,
+        (1072, 1893, 1_348_474, 41.15217391304348),
+    ),
+]
+
+
+@pytest.mark.parametrize(("drafts", "available", "planned"), STARTED, ids=["alone", "mtp"])
+def test_a_started_engine_made_the_same_blocks_of_its_bytes(drafts, available, planned):
+    result = counted(
+        *["model=qwen35_35b_a3b", "max_model_len=32768", "max_num_seqs=16"],
+        *["engine.enable_prefix_caching=true", "engine.v2_model_runner=false", *drafts],
+        *["enforce_eager=true", f"engine.kv_cache_memory_bytes={available}"],
+    )
+    found = (result.block_size, result.num_blocks, result.kv_tokens, result.max_concurrency)
+    assert found == planned
+
+
 CASES = cases("vllm_state_caching.jsonl")
 
 
