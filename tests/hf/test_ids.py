@@ -55,6 +55,7 @@ def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
         ("gaunernst/gemma-3-27b-it-int4-awq", "gemma3_27b_vision", "awq", None),
         ("Intel/Qwen3-30B-A3B-Instruct-2507-int4-AutoRound", "qwen3_30b_a3b_2507", "gptq", None),
         ("TheBloke/Llama-2-7B-Chat-AWQ", "llama2_7b", "awq", None),
+        ("OPEA/Qwen2.5-72B-Instruct-int4-AutoRound-awq-sym", "qwen25_72b", "awq", None),
     ],
 )
 def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
