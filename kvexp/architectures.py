@@ -150,6 +150,7 @@ ARCHITECTURES = {
     "glm": Architecture(rotary=0.5),
     "glm4": Architecture(norms=4, rotary=0.5),
     "glm4_moe": Architecture(rotary=0.5, router_bias=True, fp32_router=True),
+    "hunyuan_v1_dense": Architecture(qk_norm="head"),
     "hy_v3": Architecture(qk_norm="head", router_bias=True, fp32_router=True),
     "minimax": Architecture(),
     "minimax_m2": Architecture(qk_norm="full", rotary=0.5, router_bias=True, fp32_router=True),

@@ -58,6 +58,7 @@ def test_an_id_in_any_case_and_with_any_owner_is_its_entry(name, option):
         ("TheBloke/Llama-2-7B-Chat-AWQ", "llama2_7b", "awq", None),
         ("RedHatAI/Qwen3.8-27B-INT4", "qwen35_27b", "w4a16", None),
         ("a/Qwen3-30B-A3B-Instruct-2507-Int4-W4A16", "qwen3_30b_a3b_2507", "w4a16", None),
+        ("OPEA/Qwen2.5-72B-Instruct-int4-AutoRound-awq-sym", "qwen25_72b", "awq", None),
     ],
 )
 def test_a_quantised_repository_is_its_base_and_a_format(name, option, quantization, kv_dtype):
