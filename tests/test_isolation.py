@@ -175,6 +175,7 @@ def test_a_new_key_gets_a_new_process(fake):
     assert [what for _, what in log].count("close") == 2
 
 
+@pytest.mark.slow
 def test_without_a_key_every_point_starts_from_nothing(fake):
     _, log, _ = fake("-m", "profiler.shares=false", "util=0.5,0.6")
 
@@ -253,6 +254,7 @@ def test_an_error_after_the_plan_keeps_the_counts(fake):
     assert "neighbours" in result["readings"]
 
 
+@pytest.mark.slow
 def test_a_point_whose_neighbours_moved_is_measured_again_in_a_new_process(fake):
     _, log, (result,) = fake("profiler.neighbour_moves=1")
 

@@ -110,6 +110,7 @@ def test_a_third_partys_profiler_and_card_are_used(third_party):
     assert "rocm-smi" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_third_partys_own_tests_pass(third_party):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],

@@ -3,6 +3,7 @@
 import pytest
 
 import kvexp
+from thinned import thinned
 
 LLAMA = "model=llama31_8b"
 
@@ -68,7 +69,7 @@ BATCHES = {  # of the API server unless `usage` says otherwise: (tokens of a ste
 }
 
 
-@pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.parametrize("name", thinned(BATCHES))
 def test_tokens_and_requests_of_a_step_are_those_of_the_release(name):
     version, gpu, asked, expected = BATCHES[name]
     effective = kvexp.run(

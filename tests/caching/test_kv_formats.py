@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from planned import KNOWN, PLAIN, cases, check
 
 import kvexp
+from caching.planned import KNOWN, PLAIN, cases, check
 from kvexp.dtypes import DType, KvDtype
 from kvexp.errors import InvalidValue
 from kvexp.kv.dtypes import turboquant_slot_bytes

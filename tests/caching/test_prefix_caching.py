@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from planned import KNOWN, PLAIN, cases, check
 
 import kvexp
+from caching.planned import KNOWN, PLAIN, cases, check
 from kvexp.results import Status
 from kvexp_vllm import Vllm
 from kvexp_vllm_worker.arguments import engine_arguments

@@ -8,6 +8,7 @@ import pytest
 import kvexp
 from kvexp import report
 from kvexp.compare import comparison_lines, shares
+from thinned import thinned
 
 ENGINES = ["vllm", "nano_vllm", "sglang", "tensorrt_llm", "lmdeploy"]
 FREE = ENGINES[2:]
@@ -52,7 +53,7 @@ STARTS = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", thinned(ENGINES, one_of=2))
 def test_the_line_to_paste_names_what_the_engine_opens(engine, tmp_path):
     config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024}
     config |= {"num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 1000}
