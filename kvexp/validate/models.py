@@ -16,6 +16,8 @@ _VARIANT = re.compile(r"-(instruct|chat|it|hf|base|class|family|like|llm|fp16|bf
 _HUB_FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
 _GGUF = re.compile(r"[-.]?(?:i?q(\d)\w*)?[-.]gguf$")
 _NOTE = re.compile(r"\(([^)]*)\)")
+_EITHER = re.compile(r"\b([A-Za-z]+)(\d[\d.]*)/(\d[\d.]*)(?=-)")
+"""Two releases of one name: `Qwen3.5/3.6-35B-A3B`."""
 _KAGGLE = re.compile(r"/([\w.-]+)/(?:transformers|pytorch)/([\w.-]+)/\d+$")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b")
 _ANOTHER_SHAPE = re.compile(
@@ -83,7 +85,8 @@ class Catalogue:
         An id counts as it is; where it is no entry's, owner, notes and variants are set aside. A
         model made from another often carries its name: the longest one that is known counts then.
         """
-        for candidate in _candidates(text):
+        either = [_EITHER.sub(rf"\1\{group}", text) for group in (3, 2) if _EITHER.search(text)]
+        for candidate in (each for form in (text, *either) for each in _candidates(form)):
             named = self._find(candidate)
             if named is not None:
                 return named

@@ -85,6 +85,7 @@ def run_of(inputs):
             Named("gpt_oss_20b", Quantization.mxfp4, within="gpt-oss-20b"),
         ),
         ("cerebras/Qwen3-Coder-REAP-25B-A3B-FP8", None),  # experts were pruned
+        ("Qwen3.5/3.6-35B-A3B NVFP4 class", Named("qwen35_35b_a3b", Quantization.nvfp4)),
         ("Qwen/Qwen2-58B-A14B-Instruct", None),  # no Qwen2.5-7B, for all its letters
         ("someone/Llama-3.1-8B-as-a-13B", None),
     ],
