@@ -80,13 +80,15 @@ def forward(
         return around("encoder", size, "its code and one log", spread=0.1)
     if rules.turns_queries_in_dtype:
         return _forward_of_v1(deployment, positions, pixel_bytes)
+    tables = 0
     if encoder.rotary:
         elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
+        tables = positions * rules.rotary_tables * _half_head(encoder) * FP32_BYTES
     elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
     if rules.pixel_bytes:
         elements += encoder.patch_size  # the pixels in the compute dtype
-    size = positions * elements * item + held_bytes
-    return around("encoder", size, "logs of two models of images", spread=0.2)
+    size = positions * elements * item + held_bytes + tables
+    return around("encoder", size, "logs of three models of images", spread=0.2)
 
 
 def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
@@ -173,10 +175,15 @@ def _tables_bytes(deployment: Deployment, positions: int) -> int:
     """Cosines and sines of rotary positions, half a head each."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    if not encoder.num_attention_heads or not (encoder.rotary or encoder.one_hot_positions):
+    if not (encoder.rotary or encoder.one_hot_positions):
         return 0
-    width = encoder.hidden_size // encoder.num_attention_heads // 2
-    return 2 * positions * width * deployment.dtype.itemsize_bytes
+    return 2 * positions * _half_head(encoder) * deployment.dtype.itemsize_bytes
+
+
+def _half_head(encoder: Encoder) -> int:
+    """Columns of a rotary table; none where the heads are not known."""
+    heads = encoder.num_attention_heads
+    return encoder.hidden_size // heads // 2 if heads else 0
 
 
 def _kept_table_bytes(encoder: Encoder) -> int:

@@ -37,7 +37,9 @@ class VersionRules:
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
     `turns_queries_in_dtype`: an encoder turns queries and keys together, in the compute dtype, else
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned (in 0.11 of
-    queries and keys together, with the tensor that they are joined in). `chunks_frames`: Gemma 4's
+    queries and keys together, with the tensor that they are joined in), and `rotary_tables`: fp32
+    tables of half a head beside them, the angles, their cosines and sines, and both repeated by
+    torch's own turning (from 0.9 on logs have no room for any). `chunks_frames`: Gemma 4's
     frames pass together, as many as a tenth of the card holds one-hot positions of, and
     `one_hot_positions`: transformers of its time makes those.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
@@ -99,6 +101,7 @@ class VersionRules:
     pixel_bytes: int = 0
     turns_queries_in_dtype: bool = False
     rotary_copies: int = 1
+    rotary_tables: int = 0
     mrope_rows: int = 4
     lora_extra_vocab: int = 256
     lora_experts: bool = False
@@ -136,6 +139,7 @@ _V0 = VersionRules(
     keeps_images=(*_NEXT, *_LEGACY),
     pixel_bytes=4,
     rotary_copies=3,
+    rotary_tables=7,
     mrope_rows=1,
 )
 _V0_5_3 = replace(_V0, first=(0, 5, 3), chunks_long=True)
@@ -146,7 +150,9 @@ _V0_7 = replace(_V0_6_5, first=(0, 7), keeps_images=_LEGACY)
 _V0_7_2 = replace(_V0_7, first=(0, 7, 2), keeps_images=("Pixtral",), mrope_rows=4)
 _V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
-_V0_9 = replace(_V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1)
+_V0_9 = replace(
+    _V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1, rotary_tables=0
+)
 V0_COLUMNS = (
     *(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5),
     *(_V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9),
@@ -183,6 +189,7 @@ _0_9 = replace(
     large_cards="memory_but_a100",
     pixel_bytes=0,
     rotary_copies=1,
+    rotary_tables=0,
     reads_frames=True,
 )
 _0_9_1 = replace(
