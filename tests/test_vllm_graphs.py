@@ -114,6 +114,7 @@ def test_nothing_compiled_and_nothing_captured_is_eager():
 
 
 MEASURED = [  # tests/data/h200_vllm_worker.json, the V2 runner
+    ("qwen3_0_6b", "full_and_piecewise", (), 532_676_608),
     ("qwen3_0_6b", "piecewise", (), 268_435_456),
     ("qwen3_0_6b", "full", (), 299_892_736),
     ("qwen3_0_6b", "full_decode_only", ("engine.compilation_mode=0",), 301_989_888),
