@@ -13,6 +13,7 @@ from kvexp.dtypes import DType, Quantization
 from kvexp.engine import RankShape
 from kvexp.errors import InvalidValue
 from kvexp.request import Knobs, Model
+from kvexp.results import Part
 from kvexp.simulate.allocator import CachingAllocator
 from kvexp.weights import Slice, Tensor
 
@@ -189,6 +190,19 @@ def weights_bytes(
     if head and method not in ("dflash", "eagle3"):
         _allocate(allocator, _head(own.model, share, own.dtype, method))
     return allocator.allocated_bytes
+
+
+def beside(part: Part, deployment: Deployment, size_bytes: int) -> Part:
+    """The weights of a rank with so many bytes of the draft, as a share of them."""
+    draft = deployment.draft
+    assert draft is not None
+    own = Part(
+        name="draft",
+        size_bytes=size_bytes,
+        provenance=part.provenance,
+        reason=f"{draft.name} by {_method(deployment)}",
+    )
+    return replace(part, size_bytes=part.size_bytes + size_bytes, includes=(*part.includes, own))
 
 
 def _head(draft: Model, share: Slice, dtype: DType, method: str) -> list[Tensor]:

@@ -143,12 +143,7 @@ def internvl(around: Section, tower: Section, patch: int) -> Item:
 
 
 def _tiles(around: Section, side: int, tiles: int, *, reads_videos: bool) -> Item:
-    ratio = around.number("downsample_ratio")
-    if ratio is None:
-        ratio = 0.5
-        around.assume("downsample_ratio is not given: 0.5 for images")
-    if not 1 / side <= ratio <= 1:
-        raise around.wrong(("downsample_ratio",), "above 0 and at most 1", ratio)
+    ratio = _ratio(around, "downsample_ratio", side)
     tokens, positions = int(side * side * ratio * ratio), side * side + 1
     return Item(
         tokens=tiles * tokens,
@@ -160,15 +155,21 @@ def _tiles(around: Section, side: int, tiles: int, *, reads_videos: bool) -> Ite
     )
 
 
+def _ratio(place: Section, name: str, side: int) -> float:
+    """How many patches of a side remain, a share; at least one of `side`."""
+    ratio = place.number(name)
+    if ratio is None:
+        place.assume(f"{name} is not given: 0.5 for images")
+        return 0.5
+    if not 1 / side <= ratio <= 1:
+        raise place.wrong((name,), "above 0 and at most 1", ratio)
+    return ratio
+
+
 def llama4(around: Section, tower: Section, patch: int) -> Item:
     """As many tiles as the processor allows, and the whole image."""
     side = patches_a_side(tower, patch, default=336, why=WHY)
-    ratio = tower.number("pixel_shuffle_ratio")
-    if ratio is None:
-        ratio = 0.5
-        tower.assume("pixel_shuffle_ratio is not given: 0.5 for images")
-    if not 1 / side <= ratio <= 1:
-        raise tower.wrong(("pixel_shuffle_ratio",), "above 0 and at most 1", ratio)
+    ratio = _ratio(tower, "pixel_shuffle_ratio", side)
     around.assume(f"vision_config: images of {LLAMA4_TILES} tiles, as the processor allows")
     tokens = LLAMA4_TILES * int(side * side * ratio * ratio)
     return Item(tokens=tokens, patches=LLAMA4_TILES * side * side, tile=side * side + 1)

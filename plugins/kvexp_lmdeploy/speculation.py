@@ -7,7 +7,6 @@ GLM-5 are split over the model's ranks; every other draft is whole on the first 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from kvexp.contract import (
     Deployment,
@@ -79,13 +78,7 @@ def with_draft(part: Part, deployment: Deployment, shape: RankShape) -> Part:
         head=own_tables,
         tp=_ranks(deployment),
     )
-    own = Part(
-        name="draft",
-        size_bytes=size,
-        provenance=part.provenance,
-        reason=f"{draft.name} by {speculation.method}",
-    )
-    return replace(part, size_bytes=part.size_bytes + size, includes=(*part.includes, own))
+    return drafts.beside(part, deployment, size)
 
 
 def block_bytes(deployment: Deployment, shape: RankShape) -> int:

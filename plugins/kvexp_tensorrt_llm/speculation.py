@@ -6,8 +6,6 @@ the last pipeline stage, those of the draft's layers in their own layout. A mode
 its embedding and head, EAGLE3 its embedding.
 """
 
-from dataclasses import replace
-
 from kvexp.contract import (
     Deployment,
     InvalidValue,
@@ -59,13 +57,7 @@ def with_draft(part: Part, deployment: Deployment, shape: RankShape) -> Part:
         return part
     whole = speculation.method == "draft_model"
     size = drafts.weights_bytes(deployment, embedding=whole, head=whole)
-    own = Part(
-        name="draft",
-        size_bytes=size,
-        provenance=part.provenance,
-        reason=f"{draft.name} by {speculation.method}",
-    )
-    return replace(part, size_bytes=part.size_bytes + size, includes=(*part.includes, own))
+    return drafts.beside(part, deployment, size)
 
 
 def token_bytes(deployment: Deployment, shape: RankShape) -> int:

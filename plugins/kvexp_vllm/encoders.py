@@ -10,7 +10,7 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
                a gate, whose norm is torch's own under torch.compile: 2 h more. To the byte on an
                H200 (0.26), with cuBLAS's workspaces, the tables of the rotary positions and the
                outputs that are kept for the decoder's first layers. Before 0.12 2 h + 6 h / n +
-               what turning takes in fp32, at least as of others
+               what turning takes in fp32, before 0.9 with its tables; at least as of others
     tiles    = those of others, or 3 h + 4 h / n and the fp32 outputs of the parts that
                FlashAttention 3 splits its keys into (`attention_splits`), to the byte on an H200
     Gemma 4  = 4 h + 3 I and a mask of an image's pairs, of a chunk of the frames, whole on each

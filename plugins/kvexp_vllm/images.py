@@ -76,7 +76,7 @@ def _items_of_v1(
     limits, unit, of_item = _limits(deployment), encoder, max(video, 1)
     if encoder.frame_tokens:
         pictured = encoder.tokens_per_item if limits.get("image", 0) else 0
-        unit, of_item = encoder, 1
+        of_item = 1
         if video * encoder.frame_tokens >= pictured:
             unit, of_item = _frame(encoder), video
     tokens = of_item * unit.tokens_per_item

@@ -4,32 +4,19 @@ import json
 
 import pytest
 
+from engines.eagle3 import EAGLE3
 from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
 
 GIB = 2**30
-EAGLE3 = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "draft_vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "rope_theta": 10000.0,
-}
+HEAD = {**EAGLE3, "architectures": ["LlamaForCausalLM"]}
 LATENT = 576 * 2  # of DeepSeek, a token and layer
 FC, LAYER = 3 * 4096 * 4096, 8192 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336
 
 
 @pytest.fixture
 def eagle3(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(EAGLE3))
+    (tmp_path / "config.json").write_text(json.dumps(HEAD))
     return read_model(tmp_path)
 
 

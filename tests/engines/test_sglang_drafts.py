@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from engines.eagle3 import EAGLE3
 from kvexp.drafts import weights_bytes
 from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
@@ -13,21 +14,6 @@ GIB, MIB = 2**30, 2**20
 BIG = 8 * GIB
 LLAMA_CELL = 32 * 2 * 8 * 128 * 2  # of llama3_8b
 
-EAGLE3 = {
-    "architectures": ["LlamaForCausalLMEagle3"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "draft_vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "rope_theta": 10000.0,
-}
 DFLASH = {
     **EAGLE3,
     "architectures": ["DFlashDraftModel"],

@@ -15,6 +15,17 @@ STATES_BIAS = (
     "glm4",
 )
 BASE = {"dtype": "bfloat16", "tie_word_embeddings": False}
+TEXT = {
+    "hidden_size": 2048,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
+"""A small decoder beside an encoder."""
 
 
 def dense(kind, layers, heads, kv_heads, head_dim, **more):

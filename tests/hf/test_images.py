@@ -8,17 +8,9 @@ import pytest
 
 from kvexp.hf.decoder import decoder_facts
 
-TEXT = {
-    "model_type": "qwen3",
-    "hidden_size": 2048,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-}
+from .shapes import TEXT
+
+QWEN3 = {**TEXT, "model_type": "qwen3"}
 SIGLIP = {
     "model_type": "siglip_vision_model",
     "hidden_size": 1152,
@@ -78,7 +70,7 @@ FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 to
 
 def encoder_of(name):
     kind, around, vision, _ = ITEMS[name]
-    config = {"model_type": kind, **around, "text_config": TEXT, "vision_config": vision}
+    config = {"model_type": kind, **around, "text_config": QWEN3, "vision_config": vision}
     return decoder_facts(config, "text_config", [], {})["encoder"]
 
 
@@ -105,7 +97,7 @@ def test_tiles_of_internvl_have_the_whole_image_beside_them():
         "max_dynamic_patch": 12,
         "use_thumbnail": True,
         "downsample_ratio": 0.5,
-        "llm_config": {**TEXT, "model_type": "internlm2"},
+        "llm_config": {**QWEN3, "model_type": "internlm2"},
         "vision_config": {"hidden_size": 1024, "image_size": 448, "patch_size": 14},
     }
 
@@ -117,7 +109,7 @@ def test_tiles_of_internvl_have_the_whole_image_beside_them():
 
 def test_encoders_of_omni_stand_beside_its_thinkers_language_model():
     vision = {"depth": 32, "embed_dim": 1280, "num_heads": 16, "patch_size": 14}
-    thinker = {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": vision}
+    thinker = {"text_config": {**QWEN3, "model_type": "qwen2"}, "vision_config": vision}
     config = {"model_type": "qwen2_5_omni", "thinker_config": thinker}
 
     found = decoder_facts(config, "thinker_config.text_config", [], {})["encoder"]
@@ -129,14 +121,14 @@ def test_encoders_of_omni_stand_beside_its_thinkers_language_model():
 def test_several_selected_layers_keep_the_outputs_of_all():
     kind, around, vision, _ = ITEMS["granite vision"]
     around = {**around, "vision_feature_layer": [-24, -20, -12, -1]}
-    config = {"model_type": kind, **around, "text_config": TEXT, "vision_config": vision}
+    config = {"model_type": kind, **around, "text_config": QWEN3, "vision_config": vision}
 
     assert decoder_facts(config, "text_config", [], {})["encoder"].returned_layers == 27
 
 
 def test_an_unknown_type_has_a_note_and_no_encoder():
     notes: list[str] = []
-    config = {"model_type": "another", "text_config": TEXT, "vision_config": {**SIGLIP}}
+    config = {"model_type": "another", "text_config": QWEN3, "vision_config": {**SIGLIP}}
 
     assert decoder_facts(config, "text_config", notes, {})["encoder"] is None
     assert "model_type another: no rule for the size of images" in notes

@@ -8,16 +8,8 @@ from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
 from kvexp.hf.decoder import decoder_facts
 
-TEXT = {
-    "hidden_size": 2048,
-    "intermediate_size": 512,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-}
+from .shapes import TEXT
+
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "patch_size": 14}
 QWEN3 = {
