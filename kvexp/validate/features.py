@@ -42,7 +42,7 @@ _NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes
 _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
 
 _ADAPTERS = re.compile(r"lora enabled", re.IGNORECASE)
-_DRAFT = re.compile(
+DRAFT_IN_WORDS = re.compile(
     r"(mtp|ngram)\b(?!.*\b(?:off|no|not|without|disabled|false|none)\b)\D*(\d+)?\D*$", re.I
 )
 """Words about a draft that needs no other model: `MTP 3 tokens`."""
@@ -201,7 +201,7 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
 
 
 def _drafts_in_words(flags: Flags) -> Iterator[Flag]:
-    for flag, said in flags.take_words(_DRAFT):
+    for flag, said in flags.take_words(DRAFT_IN_WORDS):
         tokens = {"num_speculative_tokens": int(said[2])} if said[2] else {}
         yield replace(flag, name="speculative_config", value={"method": said[1].lower()} | tokens)
 

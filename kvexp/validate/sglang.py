@@ -6,6 +6,7 @@ from typing import Any
 
 from kvexp import drafts
 from kvexp.request import Model
+from kvexp.validate.features import DRAFT_IN_WORDS
 from kvexp.validate.flags import Flag, Flags
 
 _METHODS = {
@@ -105,6 +106,7 @@ def _adapters(flags: Flags) -> Iterator[Flag]:
 
 
 def _said(flags: Flags, model_text: str) -> str | None:
-    """Words about a draft, beside the model's name or among the flags."""
-    prose = (flag.words for flag in flags.left if flag.is_prose)
+    """Words about a draft, beside the model's name or among the flags that nothing else reads."""
+    read = DRAFT_IN_WORDS.match
+    prose = (flag.words for flag in flags.left if flag.is_prose and not read(flag.words))
     return next(filter(_DRAFTED.search, (*_NOTE.findall(model_text), *prose)), None)

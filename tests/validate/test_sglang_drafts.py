@@ -175,3 +175,11 @@ def test_other_engines_name_drafts_in_their_own_words(engine, flags, expected):
     inputs = replace(LLAMA, engine=engine, engine_version=None, model="deepseek-ai/DeepSeek-V3")
 
     assert drafted(request_with(flags, replace(inputs, gpu="H200", tp=8))) == expected
+
+
+def test_a_number_of_drafts_in_words_counts():
+    inputs = replace(QWEN, other_flags="MTP 3 tokens")
+    card, named = KNOWN.cards.find(inputs.gpu, None), KNOWN.models.find(inputs.model)
+    drafts = request_of(inputs, KNOWN, card, named).run.speculative
+
+    assert (drafts.method, drafts.num_tokens) == ("mtp", 3)
