@@ -110,22 +110,35 @@ def towers(
 
     Where an encoder's heads do not divide, only its MLPs are split.
     """
-    count = model.audio_tower_parameters if audio else 0
-    whole = 0
+    if not share.first_stage:
+        return
     if vision:
         seeing = model.tower_parameters - model.audio_tower_parameters
-        count += seeing
-        whole = seeing - _split_of(model.encoder, share.tp, seeing)
-    if count and share.first_stage:
-        yield _tensor("towers", whole + (count - whole) // share.tp, dtype, "tower")
+        yield from _vision(model.encoder, seeing, share, dtype)
+    if audio and model.audio_tower_parameters:
+        yield _tensor("towers", model.audio_tower_parameters // share.tp, dtype, "tower")
 
 
-def _split_of(encoder: Encoder | None, tp: int, seeing: int) -> int:
-    """Parameters of a vision tower that ranks share."""
-    if encoder is None or encoder.num_hidden_layers is None or encoder.splits_heads(tp):
-        return seeing
-    widths = 3 if encoder.gated else 2
-    return encoder.num_hidden_layers * widths * encoder.hidden_size * encoder.intermediate_size
+def _vision(
+    encoder: Encoder | None, parameters: int, share: Slice, dtype: DType
+) -> Iterator[Tensor]:
+    """A vision tower: the matrices of its layers where they are known, and all else as one."""
+    tp, rest = share.tp, parameters
+    shared = encoder is None or encoder.splits_heads(tp)
+    if encoder is not None and encoder.num_hidden_layers is not None:
+        hidden, width = encoder.hidden_size, encoder.intermediate_size
+        ups = (2 if encoder.gated else 1) * width
+        layer = hidden * (4 * hidden + ups + width)
+        if encoder.num_hidden_layers * layer <= parameters:
+            rest -= encoder.num_hidden_layers * layer
+            n = tp if shared else 1
+            widths = (3 * hidden // n, hidden // n, ups // tp, width // tp)
+            for _ in range(encoder.num_hidden_layers):
+                yield from (_tensor("towers", hidden * w, dtype, "tower") for w in widths)
+        else:
+            shared = True
+    if rest:
+        yield _tensor("towers", rest // (tp if shared else 1), dtype, "tower")
 
 
 def attention(

@@ -43,7 +43,7 @@ def encoder(config: Section) -> Encoder | None:
         around.assume(f"model_type {kind or 'is not given'}: no rule for the size of images")
         return None
     own = own_type(tower, kind)
-    width, _, mlp, side = DEFAULTS.get(own, _SIZES)
+    width, depth, mlp, side = DEFAULTS.get(own, _SIZES)
     patch = 0
     if kind not in UNPATCHED:
         patch = patch_size(tower) or tower.assumed("patch_size", default=side or 14, why=WHY)
@@ -56,6 +56,7 @@ def encoder(config: Section) -> Encoder | None:
         patch_size=item.numbers or CHANNELS * item.frames * patch * patch,
         hidden_size=width,
         intermediate_size=mlp,
+        num_hidden_layers=tower.integer(*_LAYERS) or depth,
         gated=own in GATED,
         convolved=item.widths is not None,
         video_items=item.video_items,
