@@ -14,6 +14,8 @@ from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
 SMALL_CARD_BYTES = 40 * GIB
+BLACKWELL = 10.0
+"""The first compute capability of the chips whose kernels take more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,12 +142,14 @@ def _fits(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 def _facts(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> dict[str, Any]:
     ranks = "tensor" if deployment.tp > 1 else "pipeline" if deployment.pp > 1 else "alone"
     gpu = deployment.gpu
+    blackwell = float(gpu.compute_capability or 0) >= BLACKWELL
     kind = "unified" if gpu.unified_memory else "amd" if gpu.name.startswith("AMD") else DISCRETE
     return {
         "kind": kind,
         "ranks": ranks,
         "link": deployment.gpu.interconnect,
         "card": "small" if deployment.total_bytes < SMALL_CARD_BYTES else "large",
+        "chip": "blackwell" if blackwell else "older",
         "runner": "v2" if v2_runner else "v1",
         "graphs": graphed,
         "mla": deployment.model.mla is not None,
