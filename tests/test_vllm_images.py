@@ -24,25 +24,25 @@ PEAKS = {  # asked, the peak that a log shows, how near
         "gpu=a100_80gb model=qwen25_vl_7b engine.version=0.8.2-v0 tp=4 max_model_len=3072"
         " lora.max_loras=1 lora.max_rank=16",
         0.32,
-        0.13,
+        0.02,
     ),
     "an image longer than the step on four cards": (
         "gpu=a100_40gb model=qwen25_vl_72b engine.version=0.8.3-v0 tp=4 max_model_len=4096"
         " mm.limits.video=0",
         2.51,
-        0.01,
+        0.002,
     ),
     "a step that they fill": (
         "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=32768",
         4.06,
-        0.02,
+        0.002,
     ),
     "a video as long as the context": (
         "gpu=rtx_5090 model=qwen25_vl_3b engine.version=0.7.4 max_model_len=128000",
         20.85,  # of the total, when 3040 tokens were left
-        0.01,
+        0.002,
     ),
-    "images longer than the step": (f"{ORIN} engine.version=0.10.0-v0", 4.93, 0.02),
+    "images longer than the step": (f"{ORIN} engine.version=0.10.0-v0", 4.93, 0.002),
     "an image for each of 128 requests": (
         "gpu=h100 model=llama32_11b_vision engine.version=0.6.6 max_num_seqs=128"
         " max_model_len=65536 enforce_eager=true",
@@ -60,8 +60,8 @@ PEAKS = {  # asked, the peak that a log shows, how near
         15.73,
         0.002,
     ),
-    "three images and three videos of one frame, all longer than the step": (f"{OMNI}", 6.49, 0.06),
-    "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.02),
+    "three images and three videos of one frame, all longer than the step": (f"{OMNI}", 6.49, 0.1),
+    "without videos": (f"{ORIN} engine.version=0.10.0-v0 mm.limits.video=0", 2.47, 0.002),
 }
 
 
@@ -99,7 +99,7 @@ def test_v1_encodes_its_largest_item_once_where_the_step_is_shorter():
         kvexp.run([*asked, f"max_model_len={n}"]).profile.activation_bytes for n in (8192, 65536)
     )
 
-    assert one < 2.2 * GIB  # a video of two frames is as much as an image
+    assert one < 2.4 * GIB  # a video of two frames is as much as an image
     assert more == pytest.approx(3 * one, rel=0.02)  # three of them stand beside one image
 
 
@@ -123,7 +123,7 @@ def test_encoders_may_be_whole_on_each_rank():
     )
 
     more = 2 * 676_550_144 * 3 / 4
-    assert whole.weights_bytes - split.weights_bytes == pytest.approx(more, rel=0.001)
+    assert whole.weights_bytes - split.weights_bytes == pytest.approx(more, abs=4 * 2**20)
     refused = kvexp.run([*asked.split(), "engine.mm_encoder_tp_mode=rows"])
     assert refused.reason == "engine.mm_encoder_tp_mode must be one of weights, data, got 'rows'"
 

@@ -10,7 +10,7 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
                a gate, whose norm is torch's own under torch.compile: 2 h more. To the byte on an
                H200 (0.26), with cuBLAS's workspaces, the tables of the rotary positions and the
                outputs that are kept for the decoder's first layers. Before 0.12 2 h + 6 h / n +
-               what turning takes in fp32, before 0.9 with its tables; at least as of others
+               what turning takes in fp32, and its tables; at least as of others
     tiles    = those of others, or 3 h + 4 h / n and the fp32 outputs of the parts that
                FlashAttention 3 splits its keys into (`attention_splits`), to the byte on an H200
     Gemma 4  = 4 h + 3 I and a mask of an image's pairs, of a chunk of the frames, whole on each
@@ -25,6 +25,8 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
     audio    = 3 h + 2 I / n: the layer's input, its residual and norm beside the MLP
     others   = 4 h + 2 I / n, 3 I / n where the MLP is gated
 """
+
+from dataclasses import replace
 
 from kvexp.contract import Deployment, Encoder, Model
 from kvexp_vllm import attention_splits
@@ -55,10 +57,10 @@ def forward(
     rules: VersionRules,
     positions: int,
     *,
-    held_bytes: int,
+    beside_bytes: int,
     pixel_bytes: int,
 ) -> Peak:
-    """The peak of one forward over `positions`, beside its `pixel_bytes` or all that is held."""
+    """The peak of one forward over `positions`, beside its `pixel_bytes` or all that is alive."""
     encoder = deployment.model.encoder
     assert encoder is not None
     if hears(deployment.model):
@@ -80,15 +82,47 @@ def forward(
         return around("encoder", size, "its code and one log", spread=0.1)
     if rules.turns_queries_in_dtype:
         return _forward_of_v1(deployment, positions, pixel_bytes)
-    tables = 0
     if encoder.rotary:
-        elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
-        tables = positions * rules.rotary_tables * _half_head(encoder) * FP32_BYTES
+        return _forward_in_fp32(deployment, rules, positions, beside_bytes)
     elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
     if rules.pixel_bytes:
         elements += encoder.patch_size  # the pixels in the compute dtype
-    size = positions * elements * item + held_bytes + tables
+    size = positions * elements * item + beside_bytes
     return around("encoder", size, "logs of three models of images", spread=0.2)
+
+
+def _forward_in_fp32(
+    deployment: Deployment, rules: VersionRules, positions: int, beside_bytes: int
+) -> Peak:
+    """The forward before 0.12, which turns queries and keys in fp32."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    elements = _mlp_elements(encoder, deployment.tp)
+    elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
+    elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
+    if rules.pixel_bytes:
+        elements += encoder.patch_size  # the pixels in the compute dtype
+    size = positions * elements * deployment.dtype.itemsize_bytes + beside_bytes
+    size += positions * rules.rotary_tables * _half_head(encoder) * FP32_BYTES
+    size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
+    alone = rules.is_v0 and deployment.tp == 1
+    return around(
+        "encoder",
+        size,
+        "its code, and logs of V0" if alone else "its code alone",
+        spread=0.02 if alone and not encoder.deepstack_layers else 0.2,
+        below_bytes=_fused_bytes(deployment, rules, positions),
+    )
+
+
+def _fused_bytes(deployment: Deployment, rules: VersionRules, positions: int) -> int:
+    """What the turning takes less where the flash-attn package is there for it, to 0.8."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    fused = replace(rules, rotary_copies=1)
+    n, widths = deployment.tp, _mlp_elements(encoder, deployment.tp)
+    most, least = (max(widths, _turned_elements(encoder, r, n)) for r in (rules, fused))
+    return positions * (most - least) * deployment.dtype.itemsize_bytes if rules.pixel_bytes else 0
 
 
 def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
@@ -256,12 +290,16 @@ def _turned_elements(encoder: Encoder, rules: VersionRules, n: int) -> int:
     """Attention with rotary positions.
 
     The input and its norm, the projections and their contiguous copies stand beside fp32 queries
-    and what turning them takes, or beside the projections that all ranks gather.
+    and what turning them takes, or what is made of them, or beside the projections that all ranks
+    gather: as views of one tensor, or of parts that are put together (`all_gather_interleave`).
     """
     hidden = encoder.hidden_size
-    turning = (2 + 2 * rules.rotary_copies) * hidden // n
+    turning = max(2 + 2 * rules.rotary_copies, 5) * hidden // n
     gathered = 3 * hidden if n > 1 else 0
-    return 2 * hidden + 6 * hidden // n + max(turning, gathered)
+    found = 2 * hidden + 6 * hidden // n + max(turning, gathered)
+    if n > 1 and encoder.windowed and rules.gathers_parts:
+        found = max(found, 8 * hidden + 3 * hidden // n)
+    return found
 
 
 def _audio(deployment: Deployment, rules: VersionRules, positions: int, pixel_bytes: int) -> Peak:

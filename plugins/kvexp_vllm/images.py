@@ -12,6 +12,10 @@ from kvexp_vllm.rules import VersionRules
 
 UNKNOWN_PIXELS_BYTES = 256 * MIB
 
+MERGING = ("Qwen2VL", "Qwen2_5_VL")
+"""V0's classes that put outputs among the prompt's embeddings as they come, and free them
+(`get_input_embeddings_v0`); they keep the pixels as they came and as one tensor."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
@@ -131,21 +135,55 @@ def held_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> i
     """Pixels and outputs of the images, which live while the decoder runs."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    outputs = encoder.tokens_per_item * deployment.model.hidden_size
-    size = images.held * outputs * deployment.dtype.itemsize_bytes
-    size += encoders.deepstack_bytes(deployment, images.held)
-    size += encoders.kept_bytes(deployment, rules, images.held)
-    return _pixel_bytes(deployment, rules, images) + size
+    size = encoders.kept_bytes(deployment, rules, images.held)
+    if not _merges(deployment, rules):
+        size += _output_bytes(deployment, images.held)
+        size += encoders.deepstack_bytes(deployment, images.held)
+    return size + _pixel_bytes(deployment, rules, images)
 
 
-def _pixel_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
+def _output_bytes(deployment: Deployment, images: int) -> int:
     encoder = deployment.model.encoder
     assert encoder is not None
-    item = deployment.dtype.itemsize_bytes
+    elements = encoder.tokens_per_item * deployment.model.hidden_size
+    return images * elements * deployment.dtype.itemsize_bytes
+
+
+def _pixel_bytes(
+    deployment: Deployment, rules: VersionRules, images: Images, *, joining: bool = False
+) -> int:
+    """Pixels, as often as the model class has them: most join them for the encoder alone."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    item, copies = deployment.dtype.itemsize_bytes, 1
     if rules.pixel_bytes and not encoders.hears(deployment.model):
-        joined = encoder.rotary or encoder.kept_layers
-        item = rules.pixel_bytes * (2 if joined else 1)  # as they came, and as one tensor
-    return images.held * encoder.patches_per_item * encoder.patch_size * item
+        item, copies = rules.pixel_bytes, 2 if encoder.kept_layers else 1
+    if encoder.rotary and rules.joins_pixels and (joining or _merges(deployment, rules)):
+        copies = 2
+    return images.held * encoder.patches_per_item * encoder.patch_size * item * copies
+
+
+def _beside_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
+    """What is alive beside an encoder's own forward, before 0.12.
+
+    V0 has the images' outputs while the videos pass, its Qwen2-VL and 2.5-VL the prompt's
+    embeddings too; V1 has pixels alone. Others than rotary encoders are counted with all outputs.
+    """
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if not encoder.rotary:
+        return held_bytes(deployment, rules, images)
+    size = _pixel_bytes(deployment, rules, images, joining=True)
+    if rules.is_v0:
+        size += _output_bytes(deployment, images.held - images.encoded)
+    if _merges(deployment, rules):
+        prompt = deployment.max_num_batched_tokens * deployment.model.hidden_size
+        size += prompt * deployment.dtype.itemsize_bytes
+    return size
+
+
+def _merges(deployment: Deployment, rules: VersionRules) -> bool:
+    return rules.is_v0 and deployment.model.architecture.startswith(MERGING)
 
 
 def encoding(
@@ -166,7 +204,7 @@ def encoding(
         deployment,
         rules,
         encoded * encoder.patches_per_item,
-        held_bytes=held_bytes(deployment, rules, images),
+        beside_bytes=_beside_bytes(deployment, rules, images),
         pixel_bytes=_pixel_bytes(deployment, rules, images),
     )
 

@@ -62,12 +62,16 @@ def around(
     spread: float = 0.0,
     more_bytes: int = 0,
     above_bytes: int = 0,
+    below_bytes: int = 0,
 ) -> Peak:
-    """A peak with its interval: a share of it and `more_bytes` either way, `above_bytes` above."""
+    """A peak with its interval: a share of it and `more_bytes` either way.
+
+    `above_bytes` and `below_bytes` come to it on one side alone.
+    """
     error = int(size_bytes * spread) + more_bytes
     return Peak(
         size_bytes=size_bytes,
-        low_bytes=max(0, size_bytes - error),
+        low_bytes=max(0, size_bytes - error - below_bytes),
         high_bytes=size_bytes + error + above_bytes,
         phase=phase,
         source=source,

@@ -87,6 +87,8 @@ def _forward(
         hidden = max(hidden, 4 * model.hidden_size)
     if v2_runner and (takes_items(deployment) or shape.pp_rank > 0):
         hidden -= model.hidden_size  # what the first layer reads is in a buffer that is there
+    if rules.is_v0 and deployment.tp > 1:
+        hidden += model.hidden_size  # an output that ranks have summed is freed late
     if not v2_runner and deployment.pp > 1:
         hidden += 2 * model.hidden_size  # hidden states and residual between the stages
     size = item * tokens * (_mlp_width(deployment) + hidden)

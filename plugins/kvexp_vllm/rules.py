@@ -34,12 +34,14 @@ class VersionRules:
     `rounds_items_up`: V1's profile has a last item that its step holds a part of alone.
     `video_images`: a video is as much as so many images at most, `video_beside_images`: and as the
     length has room for beside images; `reads_frames`: videos of frames that are not images.
-    `pixel_bytes`: of a number of an image, where it is not of the compute dtype;
+    `pixel_bytes`: of a number of an image, where it is not of the compute dtype; `joins_pixels`:
+    the items' pixels come apart and are joined; `gathers_parts`: an encoder of windows gathers its
+    projections as a list that is joined;
     `turns_queries_in_dtype`: an encoder turns queries and keys together, in the compute dtype, else
     `rotary_copies`: fp32 copies of an encoder's queries beside those that are turned (in 0.11 of
     queries and keys together, with the tensor that they are joined in), and `rotary_tables`: fp32
-    tables of half a head beside them, the angles, their cosines and sines, and both repeated by
-    torch's own turning (from 0.9 on logs have no room for any). `chunks_frames`: Gemma 4's
+    tables of half a head beside them: the angles, their cosines and sines, and both repeated by
+    torch's own turning, to 0.8. `chunks_frames`: Gemma 4's
     frames pass together, as many as a tenth of the card holds one-hot positions of, and
     `one_hot_positions`: transformers of its time makes those.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
@@ -99,9 +101,11 @@ class VersionRules:
     chunks_frames: bool = False
     one_hot_positions: bool = True
     pixel_bytes: int = 0
+    joins_pixels: bool = True
+    gathers_parts: bool = False
     turns_queries_in_dtype: bool = False
     rotary_copies: int = 1
-    rotary_tables: int = 0
+    rotary_tables: int = 3
     mrope_rows: int = 4
     lora_extra_vocab: int = 256
     lora_experts: bool = False
@@ -148,10 +152,10 @@ _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
 _V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
 _V0_7 = replace(_V0_6_5, first=(0, 7), keeps_images=_LEGACY)
 _V0_7_2 = replace(_V0_7, first=(0, 7, 2), keeps_images=("Pixtral",), mrope_rows=4)
-_V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False)
+_V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False, gathers_parts=True)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(
-    _V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1, rotary_tables=0
+    _V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1, rotary_tables=3
 )
 V0_COLUMNS = (
     *(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5),
@@ -178,6 +182,7 @@ _V1 = replace(
     heeds_compilation=False,
     mm_limit=999,
     drops_images=False,
+    gathers_parts=True,
     rounds_items_up=True,
     mrope_rows=4,
 )
@@ -189,7 +194,7 @@ _0_9 = replace(
     large_cards="memory_but_a100",
     pixel_bytes=0,
     rotary_copies=1,
-    rotary_tables=0,
+    rotary_tables=3,
     reads_frames=True,
 )
 _0_9_1 = replace(
@@ -200,12 +205,14 @@ _0_9_1 = replace(
     heeds_no_graphs=True,
 )
 _0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False, graphs_by_requests=True)
-_0_10_1 = replace(_0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True)
+_0_10_1 = replace(
+    _0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True, joins_pixels=False
+)
 _0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
 _0_11 = replace(
     _0_10_2, first=(0, 11), video_images=7, rotary_copies=5, graph_mode="full_and_piecewise"
 )
-_0_11_1 = replace(_0_11, first=(0, 11, 1), rotary_copies=3)
+_0_11_1 = replace(_0_11, first=(0, 11, 1), rotary_copies=3, gathers_parts=False)
 _0_12 = replace(
     _0_11_1,
     first=(0, 12),
