@@ -160,7 +160,8 @@ def test_a_cache_of_given_size_has_no_safe_share():
 
 
 def test_what_leaves_no_room_at_any_share_is_named():
-    asked = ["model=llama3_8b", "gpu=h100", "engine.max_cudagraph_capture_size=1000000"]
+    asked = ["model=llama3_8b", "gpu=h100", "engine.version=0.19.0"]
+    asked.append("engine.max_cudagraph_capture_size=1000000")
     refused = kvexp.run(asked)
 
     assert (refused.status, refused.stage) == (Status.oom, Stage.graphs)
@@ -274,3 +275,26 @@ def test_options_of_the_engine_are_in_what_there_is_to_paste():
         "--disable-hybrid-kv-cache-manager --num-gpu-blocks-override 4000 --no-async-scheduling"
         """ --compilation-config '{"cudagraph_capture_sizes": [8, 1]}'"""
     )
+
+
+def test_awq_has_its_zero_points_in_16_bits_on_hopper():
+    """A start of 0.26.0 on an H200; other cards keep them packed."""
+    asked = ["model=qwen25_7b", "quantization=awq"]
+    elements = 28 * 3584 * (3584 + 1024 + 3584 + 3 * 18944)
+    packed = (2 - 0.5) * elements / 128
+
+    hopper, other = (
+        kvexp.run([*asked, f"gpu={gpu}", "engine.version=0.26.0"]).profile.weights_bytes
+        for gpu in ("h200", "a100_80gb")
+    )
+    assert hopper == pytest.approx(5_773_327_360, rel=0.001)
+    assert hopper - other == pytest.approx(packed, rel=0.2)
+
+
+def test_what_a_load_depends_on_is_not_taken_from_another_one():
+    asked = ["model=gemma3n_e4b", "gpu=h100"]
+    few, many = (
+        kvexp.run([*asked, f"max_num_batched_tokens={n}"]).profile.weights_bytes
+        for n in (2048, 8192)
+    )
+    assert many > few  # embeddings of a step's tokens for every layer

@@ -24,7 +24,9 @@ class VersionRules:
     `v2_architectures`, those alone (listed), or of those what is not quantised.
     `charges_whole_device`: all that is in use on the device is charged, the CUDA context,
     communicators and other processes included.
-    `load_split_limit`: loading runs with the allocator's split limit at 20 MiB.
+    `load_split_limit`: loading runs with the allocator's split limit at 20 MiB. `unpacks_zeros`:
+    AWQ goes through the kernels of mixed precision, whose zero points on Hopper (Machete) are of
+    the compute dtype and scaled.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
     top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
@@ -75,6 +77,7 @@ class VersionRules:
     v2_runner: str
     charges_whole_device: bool = False
     load_split_limit: bool = False
+    unpacks_zeros: bool = False
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
     rejection_bytes: int = 4
@@ -231,7 +234,8 @@ _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
 _0_17 = replace(
     _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
 )
-_0_20 = replace(_0_17, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
+_0_19 = replace(_0_17, first=(0, 19), unpacks_zeros=True)
+_0_20 = replace(_0_19, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
 _0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
     _0_21,

@@ -28,6 +28,7 @@ from kvexp_vllm.offload import Offloader
 from kvexp_vllm.rules import VersionRules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
+AWQ_BITS = 4
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
 FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
@@ -123,9 +124,11 @@ def _key(deployment: Deployment, shape: RankShape, options: Options) -> str:
     d = deployment
     encoder = d.model.encoder
     sized = d.lora is not None or (encoder is not None and encoder.deepstack_layers > 0)
+    sized = sized or d.model.per_layer_input is not None
     return repr(
         (
             (d.model, d.dtype, d.quantization, d.kv_dtype.is_fp8, d.tp, d.pp, d.dp),
+            d.gpu.compute_capability,
             (d.lora, d.speculation, sorted(d.mm_limits.items())),
             (d.max_num_batched_tokens, d.max_num_seqs) if sized else (),
             (shape.pp_rank, shape.first_layer, shape.num_layers),
@@ -246,12 +249,28 @@ def _load_layer(
 ) -> None:
     first = list(_attention(deployment, share, index))
     rest = list(_rest_of_layer(deployment, share, index, norms))
+    if _unpacks_zeros(deployment, rotary_caches.rules):
+        first, rest = ([_unpacked(tensor, deployment) for tensor in each] for each in (first, rest))
     blocks = [allocator.allocate(tensor.size_bytes) for tensor in first]
     rotary_caches.load(allocator, deployment, index)
     blocks += [allocator.allocate(tensor.size_bytes) for tensor in rest]
     for tensor, block in zip((*first, *rest), blocks, strict=True):
         if offloader.takes(index, tensor):
             allocator.free(block)
+
+
+def _unpacks_zeros(deployment: Deployment, rules: VersionRules) -> bool:
+    return rules.unpacks_zeros and (deployment.gpu.compute_capability or "").startswith("9.")
+
+
+def _unpacked(tensor: Tensor, deployment: Deployment) -> Tensor:
+    """Zero points of a matrix as Machete has them (`transform_w_zp`); experts go by Marlin."""
+    if not tensor.name.endswith(".zeros") or "experts" in tensor.name:
+        return tensor
+    stored = deployment.model.quantization_config
+    bits = (stored.bits if stored is not None else None) or AWQ_BITS
+    numel = tensor.size_bytes * 8 // bits
+    return replace(tensor, numel=numel, itemsize_bytes=deployment.dtype.itemsize_bytes)
 
 
 def _load_lora(
