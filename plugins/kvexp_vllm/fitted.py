@@ -10,9 +10,15 @@ import yaml
 
 from kvexp.contract import GIB, MIB, Deployment
 from kvexp_vllm.graphs import Captured
+from kvexp_vllm.peaks import workspace_bytes
 from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
+FP32_BYTES = 4
+GRAPH_SPLITS = 32
+"""`flash_attn_max_num_splits_for_cuda_graph`."""
+
+MANY_QUERIES = 4
 SMALL_CARD_BYTES = 40 * GIB
 BLACKWELL = 10.0
 """The first compute capability of the chips whose kernels take more."""
@@ -88,12 +94,15 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
     base + layers x (so much a layer) + what experts and their format take, all of it for the
     default sizes of many requests; smaller sets keep a floor. Another mode than the release's own
     takes less by the number of its graphs, at most as much as that one, and was never measured.
+    Where a rule has the causes of it, these are summed (`_of_causes`).
     """
     data = _terms()["graphs"]
     rules = [rule for rule in data["rules"] if rule["kind"] == kind]
     runner = "v2" if v2_runner else "v1"
     rules = [rule for rule in rules if rule.get("runner", runner) == runner]
     rule = _latest(rules, deployment) or rules[0]
+    if "whole_mib" in rule:
+        return _of_causes(rule, deployment, captured)
     layers = deployment.model.num_hidden_layers / deployment.pp
     size = rule["base_mib"] + rule["layer_mib"] * layers
     moe = deployment.model.moe
@@ -109,6 +118,55 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
         high_bytes=int(size * (1 + spread) * max(1.0, made) * MIB),
         source=f"{rule['source']} (from {rule['first']} on)",
     )
+
+
+def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captured) -> Estimate:
+    """Graphs by what takes the memory: the driver's nodes, activations and split attention.
+
+    layers x (pieces x so much + whole graphs x so much), cuBLAS's workspace, for each kind the
+    activations of its largest size, and FlashAttention 3's fp32 outputs of up to 32 parts for the
+    largest whole graph: twice where a block of them was broken up before the next layer needed it,
+    which was seen with four queries and more a key. FlashAttention 2 splits none.
+    """
+    model = deployment.model
+    layers = model.num_hidden_layers / deployment.pp
+    kinds = ((captured.pieces, rule["piece_mib"]), (captured.whole, rule["whole_mib"]))
+    size = workspace_bytes(deployment) / MIB
+    for sizes, each in kinds:
+        if sizes:
+            size += layers * len(sizes) * each + rule["base_mib"]
+            size += max(sizes) * _widths(deployment) * rule["width_share"] / MIB
+    if model.moe is not None:
+        size += rule["experts_mib"]
+    parts, again = 0.0, 0.0
+    if captured.whole and (deployment.gpu.compute_capability or "9.0").startswith("9."):
+        parts = GRAPH_SPLITS * max(captured.whole) * _attended(deployment) * FP32_BYTES / MIB
+        many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads
+        again = parts if many and model.mla is None else 0.0
+    spread = rule["spread"] * size
+    return Estimate(
+        low_bytes=int((size + parts - spread) * MIB),
+        size_bytes=int((size + parts + again) * MIB),
+        high_bytes=int((size + 2 * parts + spread) * MIB),
+        source=f"{rule['source']} (from {rule['first']} on)",
+    )
+
+
+def _widths(deployment: Deployment) -> int:
+    """Elements a token that a layer makes: projections, the MLP's width and the hidden size."""
+    model, tp = deployment.model, deployment.tp
+    width = model.intermediate_size
+    if model.moe is not None:
+        width = model.moe.num_experts_per_tok * model.moe.moe_intermediate_size
+    heads = model.num_attention_heads + 2 * model.kv_heads
+    return model.hidden_size + (width + heads * model.head_size) // tp
+
+
+def _attended(deployment: Deployment) -> int:
+    """Elements a token of attention's output on one rank."""
+    model = deployment.model
+    size = model.head_size if model.mla is None else model.mla.kv_lora_rank
+    return model.num_attention_heads // deployment.tp * size
 
 
 def _newest(

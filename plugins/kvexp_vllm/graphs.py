@@ -42,12 +42,15 @@ class Captured:
     """The batch sizes of graphs, and how much of the default there is.
 
     `share`: the sum of the sizes, of what the release captures by default for many requests;
-    `relative`: graphs, relative to those that its default mode makes of these sizes.
+    `relative`: graphs, relative to those that its default mode makes of these sizes. `pieces` are
+    the sizes captured between attentions, `whole` those captured with them.
     """
 
     sizes: tuple[int, ...]
     share: float
     relative: float
+    pieces: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
 
 
 def check(asked: Asked) -> None:
@@ -117,7 +120,8 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     chosen = NONE if deployment.enforce_eager else mode(asked, rules)
     sizes = _sizes(deployment, rules, asked)
     decoding = _decoding(deployment, sizes)
-    made = _count(chosen, sizes, decoding)
+    pieces, whole = _made(chosen, sizes, decoding)
+    made = len(pieces) + len(whole)
     if not made:
         return Captured(sizes=(), share=0.0, relative=0.0)
     default = FULL if rules.is_v0 else rules.graph_mode
@@ -126,18 +130,28 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
         sizes=decoding if chosen == FULL_DECODE_ONLY else sizes,
         share=sum(sizes) / sum(most),
         relative=made / _count(default, sizes, decoding),
+        pieces=pieces,
+        whole=whole,
     )
 
 
-def _count(chosen: str, sizes: Sequence[int], decoding: Sequence[int]) -> int:
-    """How many graphs a mode makes."""
+def _made(
+    chosen: str, sizes: tuple[int, ...], decoding: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of a mode's graphs: of pieces between attentions, and of whole ones."""
     return {
-        NONE: 0,
-        PIECEWISE: len(sizes),
-        FULL: len(sizes),
-        FULL_DECODE_ONLY: len(decoding),
-        FULL_AND_PIECEWISE: len(sizes) + len(decoding),
+        NONE: ((), ()),
+        PIECEWISE: (sizes, ()),
+        FULL: ((), sizes),
+        FULL_DECODE_ONLY: ((), decoding),
+        FULL_AND_PIECEWISE: (sizes, decoding),
     }[chosen]
+
+
+def _count(chosen: str, sizes: tuple[int, ...], decoding: tuple[int, ...]) -> int:
+    """How many graphs a mode makes."""
+    pieces, whole = _made(chosen, sizes, decoding)
+    return len(pieces) + len(whole)
 
 
 def _sizes(deployment: Deployment, rules: VersionRules, asked: Asked) -> tuple[int, ...]:
@@ -171,7 +185,7 @@ def _steps(largest: int, rules: VersionRules) -> tuple[int, ...]:
     return tuple(size for size in steps if size <= largest)
 
 
-def _decoding(deployment: Deployment, sizes: Sequence[int]) -> tuple[int, ...]:
+def _decoding(deployment: Deployment, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """Sizes of steps in which every request has its next token, and its drafts."""
     queries = _queries(deployment)
     return tuple(s for s in sizes if queries <= s <= queries * deployment.max_num_seqs)
