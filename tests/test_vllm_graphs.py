@@ -92,17 +92,26 @@ def graphs_of(*overrides):
     return part.size_bytes - part.below_bytes, part.size_bytes, part.size_bytes + part.above_bytes
 
 
-def test_modes_take_by_the_number_of_their_graphs_and_are_not_sure():
-    """51 sizes, of which 35 up to 256 are of decoding: `PIECEWISE=51, FULL=35` in the log."""
-    low, best, high = graphs_of()
-    for mode, share in (("piecewise", 51 / 86), ("full", 51 / 86), ("full_decode_only", 35 / 86)):
-        found = graphs_of(f"engine.cudagraph_mode={mode}")
+def test_an_estimate_has_a_first_graph_and_as_much_for_each_further_one():
+    """51 sizes, of which 35 up to 256 are of decoding: `PIECEWISE=51, FULL=35` in the log.
 
-        assert found[1] == pytest.approx(share * best, rel=1e-6)
-        assert found[0] == pytest.approx(share * low / 2, rel=1e-6)
-        assert found[2] == pytest.approx(high, rel=1e-6)
-    assert graphs_of("engine.cudagraph_mode=full_and_piecewise") == (low, best, high)
+    Whole graphs have FlashAttention 3's outputs of 32 parts in fp32, on Hopper alone.
+    """
+    pieces, whole, decoding = (
+        graphs_of(f"engine.cudagraph_mode={mode}")[1]
+        for mode in ("piecewise", "full", "full_decode_only")
+    )
+    both = graphs_of("engine.cudagraph_mode=full_and_piecewise")
+    parts = 32 * 4096 * 4  # of a row
+
+    assert graphs_of() == both
+    assert whole - pieces == pytest.approx(512 * parts, abs=2)
+    assert both[1] - decoding == pytest.approx(pieces - 52 * 2**20, abs=2)  # 32 MiB are cuBLAS's
+    assert (both[1] - pieces - 256 * parts) / (both[1] - decoding) == pytest.approx(34 / 50)
+    assert both[0] < both[1] < both[2]
     assert graphs_of("engine.cudagraph_mode=none") == (0, 0, 0)
+    older = graphs_of("gpu=a100_80gb", "engine.cudagraph_mode=full")[1]
+    assert older == pytest.approx(whole - 512 * parts - 24 * 2**20 + 2**17, abs=2)
 
 
 def test_nothing_compiled_and_nothing_captured_is_eager():

@@ -114,8 +114,7 @@ def test_graphs_are_subtracted_by_some_versions_only():
     }
 
     assert sizes["0.19.0"] == 0
-    assert 0 < sizes["0.26.0"] < sizes["0.22.0"]
-    assert sizes["0.26.0"] == 689963008  # measured
+    assert sizes["0.22.0"] == sizes["0.26.0"] == pytest.approx(689963008, rel=0.05)  # measured
 
 
 READY = {  # bytes in use above the request when the engine was ready, measured on one H200

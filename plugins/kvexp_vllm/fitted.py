@@ -19,6 +19,8 @@ GRAPH_SPLITS = 32
 """`flash_attn_max_num_splits_for_cuda_graph`."""
 
 MANY_QUERIES = 4
+UNIFIED_MIB = 1024
+"""What free memory of a card that shares the system's moves by while graphs are captured."""
 SMALL_CARD_BYTES = 40 * GIB
 BLACKWELL = 10.0
 """The first compute capability of the chips whose kernels take more."""
@@ -103,6 +105,8 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
     rule = _latest(rules, deployment) or rules[0]
     if "whole_mib" in rule:
         return _of_causes(rule, deployment, captured)
+    if "each_share" in rule:
+        return _estimated(rule, deployment, captured)
     layers = deployment.model.num_hidden_layers / deployment.pp
     size = rule["base_mib"] + rule["layer_mib"] * layers
     moe = deployment.model.moe
@@ -138,11 +142,9 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
             size += max(sizes) * _widths(deployment) * rule["width_share"] / MIB
     if model.moe is not None:
         size += rule["experts_mib"]
-    parts, again = 0.0, 0.0
-    if captured.whole and (deployment.gpu.compute_capability or "9.0").startswith("9."):
-        parts = GRAPH_SPLITS * max(captured.whole) * _attended(deployment) * FP32_BYTES / MIB
-        many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads
-        again = parts if many and model.mla is None else 0.0
+    parts = _split_mib(deployment, captured)
+    many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads
+    again = parts if many and model.mla is None else 0.0
     spread = rule["spread"] * size
     return Estimate(
         low_bytes=int((size + parts - spread) * MIB),
@@ -150,6 +152,37 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
         high_bytes=int((size + 2 * parts + spread) * MIB),
         source=f"{rule['source']} (from {rule['first']} on)",
     )
+
+
+def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captured) -> Estimate:
+    """The V1 runner's estimate (`profile_cudagraph_memory`).
+
+    The first graph of a kind, which has the workspace and the split outputs, and for each further
+    one what the second took of the card, at least 1 MiB. The driver takes memory in large units,
+    so that a second graph may take nothing of it, or more than it needs.
+    """
+    model = deployment.model
+    further = sum(len(sizes) - 1 for sizes in (captured.pieces, captured.whole) if sizes)
+    first = rule["base_mib"] + workspace_bytes(deployment) / MIB + _split_mib(deployment, captured)
+    layers = model.num_hidden_layers / deployment.pp
+    share = rule["experts_share"] if model.moe is not None else rule["each_share"]
+    if model.linear is not None or model.mamba is not None:
+        share = max(share, rule["recurrent_share"])
+    low, best, most = (max(1.0, each * layers) for each in (0.0, share, rule["most_share"]))
+    unified = UNIFIED_MIB if deployment.gpu.unified_memory else 0
+    return Estimate(
+        low_bytes=max(0, int((first + further * low - unified) * MIB)),
+        size_bytes=int((first + further * best) * MIB),
+        high_bytes=int((first + rule["first_mib"] + further * most + unified) * MIB),
+        source=f"{rule['source']} (from {rule['first']} on)",
+    )
+
+
+def _split_mib(deployment: Deployment, captured: Captured) -> float:
+    """FlashAttention 3's fp32 outputs of all parts, on Hopper, for the largest whole graph."""
+    if not captured.whole or not (deployment.gpu.compute_capability or "9.0").startswith("9."):
+        return 0.0
+    return GRAPH_SPLITS * max(captured.whole) * _attended(deployment) * FP32_BYTES / MIB
 
 
 def _widths(deployment: Deployment) -> int:

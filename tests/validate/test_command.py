@@ -77,7 +77,7 @@ def test_a_log_of_a_public_repository_is_predicted(id, kv_tokens, tmp_path):
     assert command.run([str(path), "--quiet", f"--json={out}"]) == 0
     (case,) = json.loads(out.read_text())["cases"]
     assert case["logged"]["kv_tokens"] == kv_tokens
-    assert case["predicted"]["kv_tokens"] == pytest.approx(kv_tokens, rel=0.01)
+    assert case["predicted"]["kv_tokens"] == pytest.approx(kv_tokens, rel=0.015)
     assert case["inside_interval"]
 
 
