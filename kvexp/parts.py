@@ -37,7 +37,8 @@ class Compressed:
 
     Layers of `sliding_attention` have the window alone. `heavily_compressed_attention` also keeps
     one vector for `heavy_ratio` tokens, `compressed_sparse_attention` one for `sparse_ratio` with
-    the key by which an indexer picks them. `hc_mult` residual streams are mixed in every layer.
+    the key by which an indexer picks `index_topk` of them. `hc_mult` residual streams are mixed in
+    every layer.
     """
 
     q_lora_rank: int = MISSING
@@ -45,6 +46,7 @@ class Compressed:
     o_groups: int = MISSING
     index_head_dim: int = MISSING
     index_n_heads: int = MISSING
+    index_topk: int = 512
     sparse_ratio: int = 4
     heavy_ratio: int = 128
     hc_mult: int = 4
@@ -65,6 +67,7 @@ class Moe:
     `shared_intermediate_size` is the width of the experts that every token passes, 0 for none;
     the experts work on vectors of `latent_size` where it is given, else of the hidden size;
     `format` is how the checkpoint stores the experts where that is not the model's dtype (mxfp4).
+    In the first `num_hash_layers` layers a table picks the experts by the token alone.
     """
 
     num_experts: int = MISSING
@@ -76,6 +79,7 @@ class Moe:
     latent_size: int | None = None
     format: str | None = None
     bias: bool = False
+    num_hash_layers: int = 0
 
 
 @dataclass

@@ -188,5 +188,6 @@ def compressed(section: Section) -> Compressed:
         o_groups=section.required("o_groups"),
         index_head_dim=section.required("index_head_dim"),
         index_n_heads=section.required("index_n_heads"),
+        index_topk=section.required("index_topk"),
         hc_mult=section.required("hc_mult"),
     )
