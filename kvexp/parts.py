@@ -56,6 +56,19 @@ class Compressed:
         return {SPARSE: self.sparse_ratio, HEAVY: self.heavy_ratio}.get(kind, 0)
 
 
+@dataclass
+class Dspark:
+    """DeepSeek V4's layers that draft a block of tokens at once.
+
+    They read the hidden states of `num_target_layers` of the model's; `markov_rank` is that of the
+    two tables by which each drafted token depends on the one before it.
+    """
+
+    num_layers: int = 3
+    num_target_layers: int = 3
+    markov_rank: int = 256
+
+
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 """Kinds of layers that compress older tokens."""
 

@@ -38,6 +38,7 @@ __all__ = [
     "padded_vocab_size",
     "parameters",
     "rotary_size",
+    "streams",
     "towers",
 ]
 
@@ -95,7 +96,7 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
         if known.norms or known.qk_norm:
             yield from _norm("norm", model.hidden_size, dtype, known)
         if model.compressed is not None:
-            yield _streams(model, model.compressed.hc_mult, 1)
+            yield streams(model)
         rows = padded_vocab_size(model) // share.tp
         if not model.tie_word_embeddings:
             yield _tensor("lm_head", rows * model.hidden_size, dtype, "embedding")
@@ -380,6 +381,12 @@ def _compressor(name: str, size: int, hidden: int, ratio: int, dtype: DType) -> 
     """Values and scores of a token, and what is added by its place among those that share one."""
     yield _tensor(name, 2 * size * hidden, dtype, "router")
     yield Tensor(name=f"{name}.ape", numel=size * ratio, itemsize_bytes=4, role="bias")
+
+
+def streams(model: Model) -> Tensor:
+    """What sums DeepSeek V4's residual streams before a head, in fp32."""
+    assert model.compressed is not None
+    return _streams(model, model.compressed.hc_mult, 1)
 
 
 def _streams(model: Model, mixes: int, scales: int) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 
 import kvexp
+from kvexp.units import GIB
 
 MIB = 2**20
 V4 = ("model=deepseek_v4_flash", "gpu=h200", "max_model_len=1048576")
@@ -55,3 +56,45 @@ def test_releases_keep_other_buffers(version, a_token):
     )
 
     assert large - small == 4096 * a_token
+
+
+# Start-up logs on GB10, "Model loading took": two cards with one drafting layer (a comment on
+# vllm-project/vllm#41834), four cards with DSpark (index id 58438889952).
+@pytest.mark.parametrize(
+    ("tp", "tokens", "method", "drafted", "printed_gib"),
+    [(2, 8192, "mtp", 2, 75.79), (4, 4096, "dspark", 5, 40.55)],
+)
+def test_weights_with_drafts_are_those_of_public_logs(tp, tokens, method, drafted, printed_gib):
+    size = weights_of(
+        "gpu=gb10",
+        "engine.version=0.26.0",
+        f"tp={tp}",
+        f"max_num_batched_tokens={tokens}",
+        f"speculative.method={method}",
+        f"speculative.num_tokens={drafted}",
+    )
+
+    assert size / GIB == pytest.approx(printed_gib, abs=0.02)
+
+
+def test_a_block_is_drafted_by_the_models_own_layers_on_the_v2_runner():
+    asked = ("engine.version=0.26.0", "speculative.method=dspark", "speculative.num_tokens=5")
+    result = run("tp=4", *asked)
+
+    assert "the V2 model runner subtracts no graph memory" in result.profile.cudagraph.reason
+    assert '{"method": "dspark", "num_speculative_tokens": 5}' in result.effective["flags"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("engine.version=0.24.0", "speculative.method=dspark needs vLLM 0.25 or newer"),
+        ("model=deepseek_v3", "needs model.dspark, the layers of deepseek_v3 that draft a block"),
+        ("engine=sglang", "speculative.method must be one of"),
+    ],
+)
+def test_a_block_is_drafted_where_that_is_known_alone(more, said):
+    asked = ["speculative.method=dspark", "speculative.num_tokens=5", "tp=8", "gpu=h200"]
+    result = kvexp.run(["model=deepseek_v4_flash", *asked, more])
+
+    assert said in result.reason
