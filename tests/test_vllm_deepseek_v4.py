@@ -98,3 +98,56 @@ def test_a_block_is_drafted_where_that_is_known_alone(more, said):
     result = kvexp.run(["model=deepseek_v4_flash", *asked, more])
 
     assert said in result.reason
+
+
+# "peak activation" of starts on four GB10 with steps of 4096 tokens and 600,000 a request: eager on
+# the V1 runner (index id 66812598096), and with DSpark on the V2 runner (index id 58438889952).
+@pytest.mark.parametrize(
+    ("more", "printed_gib"),
+    [
+        (("enforce_eager=true",), 1.84),
+        (("speculative.method=dspark", "speculative.num_tokens=6"), 2.03),
+    ],
+)
+def test_the_forwards_peak_is_that_of_public_logs(more, printed_gib):
+    steps = ("max_num_batched_tokens=4096", "max_model_len=600000", "max_num_seqs=12")
+    result = run("gpu=gb10", "tp=4", "engine.version=0.26.0", *steps, *more)
+
+    assert result.profile.activation.size_bytes / GIB == pytest.approx(printed_gib, abs=0.006)
+
+
+def test_the_indexers_buffer_goes_by_the_longest_length():
+    request = ("tp=8", "engine.version=0.26.0", "max_num_batched_tokens=2048", "max_num_seqs=64")
+    short, long = (
+        run(*request, f"max_model_len={length}").profile.activation.size_bytes
+        for length in (524_288, 1_048_576)
+    )
+
+    assert long - short == 40 * 524_288 // 4 * (128 + 4)
+
+
+# GPU KV cache size of the same four cards; 45.68 GiB hold 45,540 blocks (index id 66812598096)
+@pytest.mark.parametrize(("given_gib", "tokens"), [(45.68, 5_128_378), (46.62, 5_233_896)])
+def test_tokens_beside_a_drafted_block_are_those_of_public_logs(given_gib, tokens):
+    result = run(
+        *("gpu=gb10", "tp=4", "engine.version=0.26.0", "max_model_len=600000"),
+        *("max_num_batched_tokens=4096", "max_num_seqs=12"),
+        *("speculative.method=dspark", "speculative.num_tokens=6"),
+        f"engine.kv_cache_memory_bytes={given_gib}GiB",
+    )
+
+    assert result.kv_tokens == pytest.approx(tokens, rel=0.006 / given_gib)
+
+
+# vllm-project/vllm#44376: two cards of 96 GB, vLLM 0.22, 30,000 tokens a request
+def test_what_a_request_needs_is_what_a_refusal_printed():
+    result = kvexp.run(
+        [
+            *("model=deepseek_v4_flash", "gpu=h200", "tp=2", "engine.version=0.22.0"),
+            *("max_model_len=30000", "max_num_batched_tokens=16384"),
+            "engine.kv_cache_memory_bytes=5.44GiB",
+        ]
+    )
+
+    assert "needs 6.66 GiB of cache, 5.44 GiB are available" in result.reason
+    assert result.refusal.estimated_max_model_len == pytest.approx(13_528, rel=0.005 / 5.44)
