@@ -151,3 +151,24 @@ def test_what_a_request_needs_is_what_a_refusal_printed():
 
     assert "needs 6.66 GiB of cache, 5.44 GiB are available" in result.reason
     assert result.refusal.estimated_max_model_len == pytest.approx(13_528, rel=0.005 / 5.44)
+
+
+def test_a_card_whose_forks_keep_finer_scales_may_hold_more():
+    request = ("tp=4", "engine.version=0.26.0", "max_num_batched_tokens=4096")
+    drafted = ("speculative.method=dspark", "speculative.num_tokens=6")
+    spark, hopper = (run(f"gpu={card}", *request, *drafted) for card in ("gb10", "h200"))
+
+    # printed with such scales on the same four cards: 45.32 to 45.68 GiB (index id 58321427789)
+    assert spark.profile.weights.high_bytes / GIB == pytest.approx(45.0, abs=0.3)
+    assert hopper.profile.weights.high_bytes < 41 * GIB
+
+
+# "CUDA graph pool memory: 2.51 GiB (actual), 2.44 GiB (estimated)" (vllm-project/vllm#50576)
+def test_graphs_go_by_their_number():
+    result = run("tp=4", "engine.version=0.26.0", "max_num_seqs=1024")
+    few = run("tp=4", "engine.version=0.26.0", "max_num_seqs=4")
+    parts = {part.name: part for part in result.holding.parts}
+
+    assert parts["graphs"].size_bytes / GIB == pytest.approx(2.51, rel=0.05)
+    assert result.profile.cudagraph.size_bytes / GIB == pytest.approx(2.44, rel=0.2)
+    assert few.profile.cudagraph.size_bytes < result.profile.cudagraph.size_bytes / 3

@@ -42,11 +42,12 @@ class Captured:
     """The batch sizes of graphs, and how much of the default there is.
 
     `share`: the sum of the sizes, of what the release captures by default for many requests;
-    `relative`: graphs, relative to those that its default mode makes of these sizes.
+    `made`: graphs; `relative`: to those that its default mode makes of these sizes.
     """
 
     sizes: tuple[int, ...]
     share: float
+    made: int
     relative: float
 
 
@@ -119,12 +120,13 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     decoding = _decoding(deployment, sizes)
     made = _count(chosen, sizes, decoding)
     if not made:
-        return Captured(sizes=(), share=0.0, relative=0.0)
+        return Captured(sizes=(), share=0.0, made=0, relative=0.0)
     default = FULL if rules.is_v0 else rules.graph_mode
     most = _steps(_largest(deployment, rules, LARGEST), rules)
     return Captured(
         sizes=decoding if chosen == FULL_DECODE_ONLY else sizes,
         share=sum(sizes) / sum(most),
+        made=made,
         relative=made / _count(default, sizes, decoding),
     )
 
