@@ -73,14 +73,17 @@ SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 """Kinds of layers that compress older tokens."""
 
 
+EXPERT_FORMATS = ("mxfp4", "nvfp4")
+
+
 @dataclass
 class Moe:
     """Mixture of experts in the layers from `first_k_dense_replace` on, or in `layers`.
 
     `shared_intermediate_size` is the width of the experts that every token passes, 0 for none;
     the experts work on vectors of `latent_size` where it is given, else of the hidden size;
-    `format` is how the checkpoint stores the experts where that is not the model's dtype (mxfp4).
-    In the first `num_hash_layers` layers a table picks the experts by the token alone.
+    `format` is how the checkpoint stores the experts where that is not the model's own: mxfp4, or
+    nvfp4. In the first `num_hash_layers` layers a table picks the experts by the token alone.
     """
 
     num_experts: int = MISSING
@@ -93,6 +96,13 @@ class Moe:
     format: str | None = None
     bias: bool = False
     num_hash_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, *EXPERT_FORMATS):
+            raise InvalidValue(
+                f"model.moe.format must be one of {', '.join(EXPERT_FORMATS)}, or null,"
+                f" got {self.format!r}"
+            )
 
 
 @dataclass

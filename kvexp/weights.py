@@ -503,6 +503,9 @@ def _experts(
     ):
         if moe.format == "mxfp4":
             yield from _mxfp4_experts(name, outputs, inputs, count)
+        elif moe.format is not None:
+            own = QuantizationConfig(method=Quantization[moe.format])
+            yield from linear(name, outputs, inputs, dtype, own, count=count)
         else:
             yield from make(name, outputs, inputs, count=count)
     if moe.bias:

@@ -172,3 +172,22 @@ def test_graphs_go_by_their_number():
     assert parts["graphs"].size_bytes / GIB == pytest.approx(2.51, rel=0.05)
     assert result.profile.cudagraph.size_bytes / GIB == pytest.approx(2.44, rel=0.2)
     assert few.profile.cudagraph.size_bytes < result.profile.cudagraph.size_bytes / 3
+
+
+# hf_quant_config.json of nvidia/DeepSeek-V4-Flash-NVFP4: experts alone are in NVFP4, half a byte
+# and a sixteenth an element, where the base checkpoint's have a thirty-second
+def test_a_repository_may_convert_the_experts_alone():
+    request = ("gpu=b200", "tp=2", "max_model_len=8192")
+    base, converted = (
+        kvexp.run([f"model={name}", *request]).profile.weights.size_bytes
+        for name in ("deepseek-ai/DeepSeek-V4-Flash", "nvidia/DeepSeek-V4-Flash-NVFP4")
+    )
+    experts = 43 * 256 * 3 * 4096 * 2048 // 2
+
+    assert converted - base == pytest.approx(experts / 32, rel=0.01)
+
+
+def test_a_format_of_experts_that_is_not_known_is_refused():
+    result = kvexp.run(["model=deepseek_v4_flash", "gpu=b200", "model.moe.format=fp3"])
+
+    assert result.reason == "model.moe.format must be one of mxfp4, nvfp4, or null, got 'fp3'"

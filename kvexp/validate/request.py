@@ -323,6 +323,9 @@ class _Draft:
         own, moe = self.known.quantization_config, self.known.moe
         if named.kv_cache_scheme is not None:
             self.model["kv_cache_scheme"] = named.kv_cache_scheme
+        if named.experts is not None and moe is not None:
+            self.model["moe"] = replace(moe, format=named.experts)
+            return
         if named.stored is not None:
             self.model["quantization_config"] = _stored(named.stored)
             return

@@ -410,6 +410,13 @@ def test_layers_that_may_have_drafted_widen_what_is_left():
     assert blocks.low < drafted.values["num_blocks"].best < blocks.best
 
 
+def test_experts_that_alone_are_converted_are_larger():
+    converted = predict(replace(V4, model="nvidia/DeepSeek-V4-Flash-NVFP4", quantization="nvfp4"))
+
+    ratio = converted.values["weights_bytes"].best / predict(V4).values["weights_bytes"].best
+    assert ratio == pytest.approx(1.05, abs=0.01)
+
+
 def test_ranks_that_may_have_been_more_widen_what_is_left():
     found, four = predict(replace(V4, tp=None)), predict(V4)
 
