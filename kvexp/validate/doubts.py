@@ -5,6 +5,7 @@ moves adds to the interval of the terms as squares do.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,9 @@ NO_VIDEOS = "--limit-mm-per-prompt video=0"
 NO_IMAGES = "--limit-mm-per-prompt image=0,video=0"
 BLOCK_DRAFTS = '--speculative-config {"method":"dspark","num_speculative_tokens":5}'
 """What starts of DeepSeek V4 mostly have; other models have no such layers."""
+
+_DRAFTS = re.compile("draft|spec|mtp|n-?gram", re.IGNORECASE)
+"""Words about drafts, by which a case states what drafts, or that nothing does."""
 
 RANKS = (2, 4, 8)
 MORE_IMAGES = "--limit-mm-per-prompt image=4"
@@ -68,7 +72,8 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
         yield [replace(inputs, enforce_eager=True)]
     if not inputs.is_stated("other_flags") and not inputs.other_flags and vllm:
         yield [replace(inputs, other_flags=flags) for flags in _limits(inputs.engine_version)]
-    if vllm and "speculative_method" not in prediction.used:
+    drafts = "speculative_method" in prediction.used or _DRAFTS.search(inputs.other_flags or "")
+    if vllm and not drafts:
         flags = " ".join(filter(None, [inputs.other_flags, BLOCK_DRAFTS]))
         yield [replace(inputs, other_flags=flags)]
     if vllm and inputs.tp is None and inputs.num_gpus is None:

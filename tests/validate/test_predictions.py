@@ -410,6 +410,12 @@ def test_layers_that_may_have_drafted_widen_what_is_left():
     assert blocks.low < drafted.values["num_blocks"].best < blocks.best
 
 
+def test_a_case_that_says_that_nothing_drafts_is_not_widened_by_what_may_have():
+    silent, without = predict(V4), predict(replace(V4, other_flags="MTP off"))
+
+    assert silent.values["num_blocks"].low < without.values["num_blocks"].low
+
+
 def test_experts_that_alone_are_converted_are_larger():
     converted = predict(replace(V4, model="nvidia/DeepSeek-V4-Flash-NVFP4", quantization="nvfp4"))
 
