@@ -1,7 +1,8 @@
 """Models that draft tokens for another one: which one a request means, and its tensors.
 
 The classes read: vLLM 0.26 `llama_eagle3.py`, `llama_eagle.py`, `deepseek_mtp.py`,
-`qwen3_next_mtp.py`; SGLang 0.5.23 those of the same names, and `dflash.py`.
+`qwen3_next_mtp.py`, `deepseek_v4/nvidia/mtp.py` and `dspark.py`; SGLang 0.5.23 those of the same
+names, and `dflash.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ from kvexp.deployment import Deployment
 from kvexp.dtypes import DType, Quantization
 from kvexp.engine import RankShape
 from kvexp.errors import InvalidValue
+from kvexp.formats import linear
 from kvexp.request import Knobs, Model
 from kvexp.results import Part
 from kvexp.simulate.allocator import CachingAllocator
@@ -19,6 +21,9 @@ from kvexp.weights import Slice, Tensor
 
 WITH_MODEL = ("eagle3", "eagle", "draft_model", "dflash")
 """Methods whose drafts another checkpoint makes."""
+
+OWN = ("mtp", "dspark")
+"""Methods whose drafts the model's own layers make."""
 
 EAGLES = ("eagle3", "eagle")
 
@@ -28,6 +33,7 @@ LEAVES_OUT_DRAFTS = (Quantization.awq, Quantization.w4a16, Quantization.nvfp4)
 MTP_BY_LAYER = (
     "deepseek_v3",
     "deepseek_v32",
+    "deepseek_v4",
     "glm_moe_dsa",
     "glm4_moe",
     "glm4_moe_lite",
@@ -58,7 +64,8 @@ def chosen(knobs: Knobs, methods: Sequence[str]) -> tuple[str, Model | None]:
     if (asked.model is not None) is not (method in WITH_MODEL):
         problem = "must be given" if method in WITH_MODEL else "must be left out"
         raise InvalidValue(f"speculative.model {problem} with speculative.method={method}")
-    draft = mtp_of(knobs.model) if method == "mtp" else asked.draft
+    own = {"mtp": mtp_of, "dspark": dspark_of}
+    draft = own[method](knobs.model) if method in own else asked.draft
     if draft is not None and method == "eagle3" and not draft.is_eagle3:
         draft = replace(draft, architecture=f"Eagle3{draft.architecture}")  # as vLLM names it
     if draft is not None:
@@ -90,13 +97,33 @@ def mtp_of(model: Model) -> Model:
             f"speculative.method=mtp needs model.num_nextn_predict_layers, the drafting layers of"
             f" {model.name}"
         )
-    moe = model.moe
+    return _own_layers(model, "mtp", count)
+
+
+def dspark_of(model: Model) -> Model:
+    """The layers of DeepSeek V4 that draft a block at once, as a model.
+
+    Raises:
+        InvalidValue: it has none.
+    """
+    if model.dspark is None:
+        raise InvalidValue(
+            f"speculative.method=dspark needs model.dspark, the layers of {model.name} that draft a"
+            " block of tokens"
+        )
+    return _own_layers(model, "dspark", model.dspark.num_layers)
+
+
+def _own_layers(model: Model, method: str, count: int) -> Model:
+    moe, kind = model.moe, "full_attention" if model.compressed is None else "sliding_attention"
+    if moe is not None:
+        moe = replace(moe, layers=None, first_k_dense_replace=0, num_hash_layers=0)
     return replace(
         model,
-        name=f"{model.name}_mtp",
+        name=f"{model.name}_{method}",
         num_hidden_layers=count,
-        layer_types=["full_attention"] * count,
-        moe=None if moe is None else replace(moe, layers=None, first_k_dense_replace=0),
+        layer_types=[kind] * count,
+        moe=moe,
         checkpoint_bytes=None,
         tower_parameters=0,
         audio_tower_parameters=0,
@@ -108,6 +135,8 @@ def around(draft: Model, dtype: DType, method: str, tp: int) -> tuple[list[Tenso
 
     EAGLE3's head is its own, over the words that it drafts.
     """
+    if method == "dspark":
+        return _dspark(draft, dtype, tp), []
     if method == "mtp":
         once = draft.model_type in MTP_ONCE
         return _mtp_projection(draft, dtype, 1 if once else draft.num_hidden_layers, tp), []
@@ -144,7 +173,7 @@ def alone(deployment: Deployment, tp: int | None = None) -> Deployment:
     assert draft is not None and speculation is not None
     own = draft.quantization_config
     stored = own.method if own is not None else None
-    if speculation.method == "mtp":
+    if speculation.method in OWN:
         left_out = deployment.quantization in LEAVES_OUT_DRAFTS
         stored = None if left_out else deployment.quantization
     return replace(
@@ -277,14 +306,34 @@ def _mtp_projection(draft: Model, dtype: DType, count: int, tp: int) -> list[Ten
     """The projection of embedding and hidden state, and a norm of each and of the output."""
     hidden = draft.hidden_size
     rows = hidden // tp if draft.model_type in MTP_ONCE else hidden
+    norms_around = [_tensor("norm", hidden, dtype, "norm") for _ in range(3)]
+    if draft.compressed is not None:  # stored as the model's own, with streams of each layer
+        each = [*_stored_linear(draft, dtype, 2 * hidden), *norms_around, weights.streams(draft)]
+    else:
+        each = [_tensor("fc", 2 * hidden * rows, dtype, "linear"), *norms_around]
+    return each * count
+
+
+def _dspark(draft: Model, dtype: DType, tp: int) -> list[Tensor]:
+    """The projection of hidden states, two norms, the last streams, and the Markov head's tables.
+
+    Those are split as the vocabulary is; embedding and head are the model's.
+    """
+    known = draft.dspark
+    assert known is not None
+    table = weights.padded_vocab_size(draft) // tp * known.markov_rank
     return [
-        tensor
-        for _ in range(count)
-        for tensor in (
-            _tensor("fc", 2 * hidden * rows, dtype, "linear"),
-            *(_tensor("norm", hidden, dtype, "norm") for _ in range(3)),
-        )
+        *_stored_linear(draft, dtype, known.num_target_layers * draft.hidden_size),
+        *(_tensor("norm", draft.hidden_size, dtype, "norm") for _ in range(2)),
+        weights.streams(draft),
+        *(_tensor(name, table, dtype, "embedding") for name in ("markov_w1", "markov_w2")),
     ]
+
+
+def _stored_linear(draft: Model, dtype: DType, inputs: int) -> list[Tensor]:
+    """A projection to the hidden size in the model's own format, whole on every rank."""
+    stored = draft.quantization_config
+    return list(linear("fc", draft.hidden_size, inputs, dtype, stored))
 
 
 def _tensor(name: str, numel: int, dtype: DType, role: str) -> Tensor:

@@ -209,14 +209,15 @@ def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[P
     found = [_found(name, known) for name in names]
     extra: list[str] = []
     formats = {
-        (each.quantization, each.stored, each.kv_dtype, each.kv_cache_scheme) for each in found
+        (each.quantization, each.stored, each.experts, each.kv_dtype, each.kv_cache_scheme)
+        for each in found
     }
     if len(formats) > 1:
         raise RequestError(
             f"{', '.join(names)} are stored in different formats: run them apart, or sweep over"
             " model and quantization"
         )
-    quantization, stored, kv_dtype, scheme = formats.pop()
+    quantization, stored, experts, kv_dtype, scheme = formats.pop()
     given = {each.lstrip("+").partition("=")[0] for each in overrides}
     stated = (
         ("quantization", quantization),
@@ -231,6 +232,8 @@ def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[P
         stored = stored or "null"  # the repository's format replaces that of the checkpoint
     if stored is not None and not given & {"quantization", _STORED}:
         extra.append(f"{_STORED}={stored}")
+    if experts is not None and "model.moe.format" not in given:
+        extra.append(f"model.moe.format={experts}")
     options = [f"model={','.join(each.option for each in found)}"]
     if len(names) == 1:
         options.append(f"model.hf_id={names[0]}")

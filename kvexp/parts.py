@@ -37,7 +37,8 @@ class Compressed:
 
     Layers of `sliding_attention` have the window alone. `heavily_compressed_attention` also keeps
     one vector for `heavy_ratio` tokens, `compressed_sparse_attention` one for `sparse_ratio` with
-    the key by which an indexer picks them. `hc_mult` residual streams are mixed in every layer.
+    the key by which an indexer picks `index_topk` of them. `hc_mult` residual streams are mixed in
+    every layer.
     """
 
     q_lora_rank: int = MISSING
@@ -45,6 +46,7 @@ class Compressed:
     o_groups: int = MISSING
     index_head_dim: int = MISSING
     index_n_heads: int = MISSING
+    index_topk: int = 512
     sparse_ratio: int = 4
     heavy_ratio: int = 128
     hc_mult: int = 4
@@ -54,8 +56,24 @@ class Compressed:
         return {SPARSE: self.sparse_ratio, HEAVY: self.heavy_ratio}.get(kind, 0)
 
 
+@dataclass
+class Dspark:
+    """DeepSeek V4's layers that draft a block of tokens at once.
+
+    They read the hidden states of `num_target_layers` of the model's; `markov_rank` is that of the
+    two tables by which each drafted token depends on the one before it.
+    """
+
+    num_layers: int = 3
+    num_target_layers: int = 3
+    markov_rank: int = 256
+
+
 SPARSE, HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 """Kinds of layers that compress older tokens."""
+
+
+EXPERT_FORMATS = ("mxfp4", "nvfp4")
 
 
 @dataclass
@@ -64,7 +82,8 @@ class Moe:
 
     `shared_intermediate_size` is the width of the experts that every token passes, 0 for none;
     the experts work on vectors of `latent_size` where it is given, else of the hidden size;
-    `format` is how the checkpoint stores the experts where that is not the model's dtype (mxfp4).
+    `format` is how the checkpoint stores the experts where that is not the model's own: mxfp4, or
+    nvfp4. In the first `num_hash_layers` layers a table picks the experts by the token alone.
     """
 
     num_experts: int = MISSING
@@ -76,6 +95,14 @@ class Moe:
     latent_size: int | None = None
     format: str | None = None
     bias: bool = False
+    num_hash_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in (None, *EXPERT_FORMATS):
+            raise InvalidValue(
+                f"model.moe.format must be one of {', '.join(EXPERT_FORMATS)}, or null,"
+                f" got {self.format!r}"
+            )
 
 
 @dataclass

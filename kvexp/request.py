@@ -15,6 +15,7 @@ from kvexp.errors import InvalidValue
 from kvexp.parts import HEAVY as HEAVY
 from kvexp.parts import SPARSE as SPARSE
 from kvexp.parts import Compressed as Compressed
+from kvexp.parts import Dspark as Dspark
 from kvexp.parts import Encoder as Encoder
 from kvexp.parts import Heads as Heads
 from kvexp.parts import LinearAttention as LinearAttention
@@ -124,6 +125,7 @@ class Model:
     conv_L_cache: int | None = None  # noqa: N815 (as configs spell it)
     mla: Mla | None = None
     compressed: Compressed | None = None
+    dspark: Dspark | None = None
     moe: Moe | None = None
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
@@ -314,8 +316,10 @@ class Model:
             self._check_compressed(self.compressed)
 
     def _check_compressed(self, known: Compressed) -> None:
-        for name, value in vars(known).items():
-            check_count(f"model.compressed.{name}", value)
+        parts = {"compressed": known, **({"dspark": self.dspark} if self.dspark else {})}
+        for part, facts in parts.items():
+            for name, value in vars(facts).items():
+                check_count(f"model.{part}.{name}", value)
         kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
         if not kinds <= {"sliding_attention", SPARSE, HEAVY} or self.mla is not None:
             raise InvalidValue(

@@ -10,6 +10,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from kvexp.engine import Engine
 from kvexp.parts import (
     Compressed,
+    Dspark,
     Encoder,
     Heads,
     LinearAttention,
@@ -48,6 +49,7 @@ class Run(Knobs):
 MODEL_PARTS = {
     "sliding_heads": Heads,
     "compressed": Compressed,
+    "dspark": Dspark,
     "encoder": Encoder,
     "mla": Mla,
     "moe": Moe,

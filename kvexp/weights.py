@@ -38,6 +38,7 @@ __all__ = [
     "padded_vocab_size",
     "parameters",
     "rotary_size",
+    "streams",
     "towers",
 ]
 
@@ -95,7 +96,7 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
         if known.norms or known.qk_norm:
             yield from _norm("norm", model.hidden_size, dtype, known)
         if model.compressed is not None:
-            yield _streams(model, model.compressed.hc_mult, 1)
+            yield streams(model)
         rows = padded_vocab_size(model) // share.tp
         if not model.tie_word_embeddings:
             yield _tensor("lm_head", rows * model.hidden_size, dtype, "embedding")
@@ -232,7 +233,10 @@ def mlp(
     if known.routed_norms:
         yield _tensor("gate.scale", model.hidden_size + moe.num_experts, dtype, "scale")
         yield _tensor("routed_norms", known.routed_norms * model.hidden_size, dtype, "norm")
-    if known.router_bias:
+    if index < moe.num_hash_layers:
+        entries = model.vocab_size * moe.num_experts_per_tok
+        yield Tensor(name="gate.tid2eid", numel=entries, itemsize_bytes=4, role="scale")
+    elif known.router_bias:
         yield Tensor(name="gate.correction", numel=moe.num_experts, itemsize_bytes=4, role="bias")
     yield from _experts(model, moe, share, dtype, known, make)
     if moe.shared_intermediate_size:
@@ -371,18 +375,31 @@ def _compressed_attention(
     yield from make("q_b_proj", query, known.q_lora_rank)
     yield from make("o_a_proj", outputs, model.num_attention_heads * size // known.o_groups)
     yield from make("o_b_proj", hidden, outputs)
-    yield _tensor("sinks", model.num_attention_heads // share.tp, dtype, "bias")
+    heads = model.num_attention_heads // share.tp
+    yield Tensor(name="sinks", numel=heads, itemsize_bytes=4, role="bias")
     ratio, width = known.ratio(kind), 2 if kind == SPARSE else 1
     if ratio:
-        yield _tensor("compressor", width * size * (2 * hidden + ratio), dtype, "router")
+        yield from _compressor("compressor", width * size, hidden, ratio, dtype)
     if kind == SPARSE:
         index = known.index_head_dim
-        yield _tensor("indexer.compressor", width * index * (2 * hidden + ratio), dtype, "router")
+        yield from _compressor("indexer.compressor", width * index, hidden, ratio, dtype)
         yield from make("indexer.wq_b", known.index_n_heads * index, known.q_lora_rank)
         yield _tensor("indexer.weights_proj", known.index_n_heads * hidden, dtype, "router")
     mixes = known.hc_mult * (known.hc_mult + 2)
     for _ in ("attention", "mlp"):
         yield _streams(model, mixes, 3)
+
+
+def _compressor(name: str, size: int, hidden: int, ratio: int, dtype: DType) -> Iterator[Tensor]:
+    """Values and scores of a token, and what is added by its place among those that share one."""
+    yield _tensor(name, 2 * size * hidden, dtype, "router")
+    yield Tensor(name=f"{name}.ape", numel=size * ratio, itemsize_bytes=4, role="bias")
+
+
+def streams(model: Model) -> Tensor:
+    """What sums DeepSeek V4's residual streams before a head, in fp32."""
+    assert model.compressed is not None
+    return _streams(model, model.compressed.hc_mult, 1)
 
 
 def _streams(model: Model, mixes: int, scales: int) -> Tensor:
@@ -499,6 +516,9 @@ def _experts(
     ):
         if moe.format == "mxfp4":
             yield from _mxfp4_experts(name, outputs, inputs, count)
+        elif moe.format is not None:
+            own = QuantizationConfig(method=Quantization[moe.format])
+            yield from linear(name, outputs, inputs, dtype, own, count=count)
         else:
             yield from make(name, outputs, inputs, count=count)
     if moe.bias:

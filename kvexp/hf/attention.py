@@ -5,7 +5,7 @@ from typing import Any
 from kvexp.errors import InvalidValue
 from kvexp.hf import layers as kinds
 from kvexp.hf.section import Section
-from kvexp.request import Compressed, Heads, Mla
+from kvexp.request import Compressed, Dspark, Heads, Mla
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 KV_HEAD_KEYS = (
@@ -188,5 +188,23 @@ def compressed(section: Section) -> Compressed:
         o_groups=section.required("o_groups"),
         index_head_dim=section.required("index_head_dim"),
         index_n_heads=section.required("index_n_heads"),
+        index_topk=section.required("index_topk"),
         hc_mult=section.required("hc_mult"),
+    )
+
+
+def dspark(section: Section) -> Dspark | None:
+    """DeepSeek V4's layers that draft a block, where the checkpoint has them.
+
+    Raises:
+        InvalidValue: a size is no whole number.
+    """
+    rank = section.integer("dspark_markov_rank")
+    if rank is None:
+        return None
+    targets = section.integers("dspark_target_layer_ids") or []
+    return Dspark(
+        num_layers=section.integer("n_mtp_layers") or Dspark.num_layers,
+        num_target_layers=len(targets) or Dspark.num_target_layers,
+        markov_rank=rank,
     )

@@ -7,7 +7,7 @@ from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
 from kvexp.hf import images
 from kvexp.hf import layers as kinds
-from kvexp.hf.attention import attention_facts, compressed
+from kvexp.hf.attention import attention_facts, compressed, dspark
 from kvexp.hf.defaults import TIED, completed
 from kvexp.hf.dtype import checkpoint_dtype
 from kvexp.hf.experts import NUM_KEYS, experts
@@ -186,7 +186,7 @@ def decoder_facts(
     if set(layer_types) & {kinds.MAMBA, kinds.HYBRID}:
         facts["mamba"] = mamba(section, model_type, hidden)
     if model_type == "deepseek_v4":
-        facts["compressed"] = compressed(section)
+        facts["compressed"], facts["dspark"] = compressed(section), dspark(section)
     if kinds.LINEAR in layer_types:
         facts["linear"] = linear_attention(section, model_type, hidden)
     if kinds.CONV in layer_types:

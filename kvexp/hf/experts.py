@@ -64,6 +64,7 @@ _SHARED_WIDTHS = (
     "shared_intermediate_size",
     "moe_shared_expert_intermediate_size",
 )
+HASHED = "hash_moe"
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 
@@ -97,7 +98,14 @@ def experts(section: Section, model_type: str, num_layers: int, width: int) -> M
         layers=None if at_the_end else layers,
         latent_size=section.integer("moe_latent_size"),
         bias=model_type == "gpt_oss",
+        num_hash_layers=_hash_layers(section),
     )
+
+
+def _hash_layers(section: Section) -> int:
+    """Layers whose experts go by the token: DeepSeek V4's first ones, by either of its configs."""
+    kinds = section.texts("mlp_layer_types") or []
+    return kinds.count(HASHED) or section.integer("num_hash_layers", least=0) or 0
 
 
 def _shared(section: Section, model_type: str, width: int) -> int:
@@ -117,10 +125,11 @@ def _layers(section: Section, model_type: str, count: int) -> list[int]:
     """The layers that have experts."""
     kinds = section.texts("mlp_layer_types")
     if kinds is not None:
-        if len(kinds) < count or set(kinds) - {"dense", "sparse"}:
+        allowed = (HASHED, "moe") if model_type == "deepseek_v4" else ("dense", "sparse")
+        if len(kinds) < count or set(kinds) - set(allowed):
             names = ("mlp_layer_types",)
-            raise section.wrong(names, f"{count} of dense and sparse", kinds)
-        return [index for index in range(count) if kinds[index] == "sparse"]
+            raise section.wrong(names, f"{count} of {' and '.join(allowed)}", kinds)
+        return [index for index in range(count) if kinds[index] != "dense"]
     if model_type == "llama4_text":
         listed = section.integers("moe_layers")
         if listed is not None:

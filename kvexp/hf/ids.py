@@ -50,12 +50,14 @@ class Known:
     """An entry and, for a quantised repository, its format and the dtype of its cache.
 
     `stored` is a format that `quantization` has no name for, or what its publisher leaves out of
-    one, as `model.quantization_config`; `kv_cache_scheme` what the checkpoint asks for its cache.
+    one, as `model.quantization_config`; `experts` the format of experts alone, as
+    `model.moe.format`; `kv_cache_scheme` what the checkpoint asks for its cache.
     """
 
     option: str
     quantization: Quantization | None = None
     stored: str | None = None
+    experts: str | None = None
     kv_dtype: KvDtype | None = None
     kv_cache_scheme: KvDtype | None = None
 
@@ -100,11 +102,12 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
     if quantization is not None and "ignore" in recipe:
         stored = _written(quantization, recipe["ignore"])
-    scheme = recipe.get("kv_cache_scheme")
+    scheme, experts = recipe.get("kv_cache_scheme"), recipe.get("experts")
     return Known(
         option=option,
-        quantization=quantization,
+        quantization=None if experts else quantization,
         stored=stored,
+        experts=experts,
         kv_dtype=KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None,
         kv_cache_scheme=None if scheme is None else KvDtype[scheme],
     )

@@ -5,6 +5,7 @@ moves adds to the interval of the terms as squares do.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,13 @@ UTIL = (0.8, 0.95)
 
 NO_VIDEOS = "--limit-mm-per-prompt video=0"
 NO_IMAGES = "--limit-mm-per-prompt image=0,video=0"
+BLOCK_DRAFTS = '--speculative-config {"method":"dspark","num_speculative_tokens":5}'
+"""What starts of DeepSeek V4 mostly have; other models have no such layers."""
+
+_DRAFTS = re.compile("draft|spec|mtp|n-?gram", re.IGNORECASE)
+"""Words about drafts, by which a case states what drafts, or that nothing does."""
+
+RANKS = (2, 4, 8)
 MORE_IMAGES = "--limit-mm-per-prompt image=4"
 
 TOTAL_ERROR = 0.015
@@ -64,6 +72,12 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
         yield [replace(inputs, enforce_eager=True)]
     if not inputs.is_stated("other_flags") and not inputs.other_flags and vllm:
         yield [replace(inputs, other_flags=flags) for flags in _limits(inputs.engine_version)]
+    drafts = "speculative_method" in prediction.used or _DRAFTS.search(inputs.other_flags or "")
+    if vllm and not drafts:
+        flags = " ".join(filter(None, [inputs.other_flags, BLOCK_DRAFTS]))
+        yield [replace(inputs, other_flags=flags)]
+    if vllm and inputs.tp is None and inputs.num_gpus is None:
+        yield [replace(inputs, tp=ranks) for ranks in RANKS]
     if inputs.engine.lower() == "sglang" and "speculative_method" in prediction.used:
         plain = sglang.without_draft(inputs.model or "")
         if plain != inputs.model:  # nothing more is known of the draft

@@ -39,11 +39,11 @@ _ENTRIES = {"draft_model": "model", "num_spec_tokens": "num_speculative_tokens"}
 _NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes")
 """Options here of which no engine has one of that name."""
 
-_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp")
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp", "dspark")
 
 _ADAPTERS = re.compile(r"lora enabled", re.IGNORECASE)
 DRAFT_IN_WORDS = re.compile(
-    r"(mtp|ngram)\b(?!.*\b(?:off|no|not|without|disabled|false|none)\b)\D*(\d+)?\D*$", re.I
+    r"(mtp|dspark|ngram)\b(?!.*\b(?:off|no|not|without|disabled|false|none)\b)\D*(\d+)?\D*$", re.I
 )
 """Words about a draft that needs no other model: `MTP 3 tokens`."""
 

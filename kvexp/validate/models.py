@@ -44,8 +44,8 @@ class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
     `gguf_bits` are those of a GGUF file, 16 where its name does not say; `text_only` means the
-    decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`
-    and `kv_cache_scheme` are those of `ids.Known`.
+    decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`,
+    `experts` and `kv_cache_scheme` are those of `ids.Known`.
     """
 
     option: str
@@ -55,6 +55,7 @@ class Named:
     text_only: bool = False
     within: str | None = None
     stored: str | None = None
+    experts: str | None = None
     kv_cache_scheme: KvDtype | None = None
 
 
@@ -122,6 +123,7 @@ class Catalogue:
                     known.quantization,
                     known.kv_dtype,
                     stored=known.stored,
+                    experts=known.experts,
                     kv_cache_scheme=known.kv_cache_scheme,
                 )
             option = self._names.get(_squeezed(form))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from kvexp.contract import KIB, Deployment, RankShape
 from kvexp_vllm import images, phases
-from kvexp_vllm.peaks import UNSPLIT_BYTES, V1_FITTED, Peak, kept_experts_bytes, workspace_bytes
+from kvexp_vllm.peaks import UNSPLIT_BYTES, V1_FITTED, Peak, kept_bytes, workspace_bytes
 from kvexp_vllm.rules import VersionRules, release_of
 
 ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, one and two cards
@@ -58,4 +58,4 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: 
 
 def lasting_bytes(deployment: Deployment, rules: VersionRules) -> int:
     """What the first forward allocates for good: workspaces of cuBLAS and of experts."""
-    return workspace_bytes(deployment) + kept_experts_bytes(deployment, rules)
+    return workspace_bytes(deployment) + kept_bytes(deployment, rules)

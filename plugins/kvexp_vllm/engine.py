@@ -113,6 +113,8 @@ class Vllm(Engine):
         if self.v2_model_runner is not None:
             return self.v2_model_runner
         model, drafts = deployment.model, deployment.speculation
+        if drafts is not None and drafts.method == "dspark":
+            return True
         if drafts is not None and (
             drafts.method not in speculation.ON_V2_RUNNER
             or (drafts.method == "eagle3" and deployment.pp > 1)

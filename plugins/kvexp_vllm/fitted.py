@@ -97,11 +97,15 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
     default sizes of many requests; smaller sets keep a floor. Another mode than the release's own
     takes less by the number of its graphs, at most as much as that one, and was never measured.
     Where a rule has the causes of it, these are summed (`_of_causes`).
+    A type with a rule of its own has base + graphs x (so much a graph).
     """
-    data = _terms()["graphs"]
+    data, kind_of_model = _terms()["graphs"], deployment.model.model_type
     rules = [rule for rule in data["rules"] if rule["kind"] == kind]
+    own = _latest([rule for rule in rules if kind_of_model in rule.get("type", ())], deployment)
+    if own is not None:
+        return _by_number(own, captured)
     runner = "v2" if v2_runner else "v1"
-    rules = [rule for rule in rules if rule.get("runner", runner) == runner]
+    rules = [rule for rule in rules if rule.get("runner", runner) == runner and "type" not in rule]
     rule = _latest(rules, deployment) or rules[0]
     if "whole_mib" in rule:
         return _of_causes(rule, deployment, captured)
@@ -120,6 +124,16 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
         low_bytes=int(max(0.0, size * made * (1 - spread) * doubt) * MIB),
         size_bytes=int(size * made * MIB),
         high_bytes=int(size * (1 + spread) * max(1.0, made) * MIB),
+        source=f"{rule['source']} (from {rule['first']} on)",
+    )
+
+
+def _by_number(rule: Mapping[str, Any], captured: Captured) -> Estimate:
+    size = (rule["base_mib"] + rule["graph_mib"] * captured.made) * MIB
+    return Estimate(
+        low_bytes=int(size * (1 - rule["spread"])),
+        size_bytes=int(size),
+        high_bytes=int(size * (1 + rule["spread"])),
         source=f"{rule['source']} (from {rule['first']} on)",
     )
 

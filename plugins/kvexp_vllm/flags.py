@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvexp.contract import Deployment, InvalidValue, Knobs, Quantization, Speculation
+from kvexp.contract import Deployment, InvalidValue, Knobs, Quantization, Speculation, drafts
 from kvexp_vllm.defaults import BALANCED, compute_dtype
 from kvexp_vllm.graphs import FULL, LARGEST_SINCE, NONE
 from kvexp_vllm.rules import V1_COLUMNS, is_v0, patch_release_of
@@ -34,6 +34,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "speculative.method=eagle3": (0, 8, 5),
     "speculative.method=suffix": (0, 11, 1),
     "speculative.method=ngram_gpu": (0, 18, 0),
+    "speculative.method=dspark": (0, 25, 0),
     "engine.v2_model_runner": (0, 12, 0),
     "engine.async_scheduling": (0, 10, 0),
     "engine.cpu_offload_gb": (0, 5, 3),
@@ -82,7 +83,7 @@ WHILE_LOADING = (Quantization.fp8, Quantization.bitsandbytes)
 
 def check(
     knobs: Knobs,
-    drafts: Speculation | None,
+    speculation: Speculation | None,
     options: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> None:
@@ -97,7 +98,7 @@ def check(
             "engine.version must be 0.10 or older with -v0, whose engine ended there,"
             f" got {version!r}"
         )
-    named = () if drafts is None else (f"speculative.method={drafts.method}",)
+    named = () if speculation is None else (f"speculative.method={speculation.method}",)
     for name in (*_asked(knobs, options, defaults), *named):
         first = SINCE.get(name, release)
         if release < first:
@@ -269,22 +270,22 @@ def _chunked(release: tuple[int, int, int], chunked: bool) -> str:
 
 
 def _speculative(deployment: Deployment, release: tuple[int, int, int]) -> Iterator[str]:
-    drafts = deployment.speculation
-    if drafts is None:
+    speculation = deployment.speculation
+    if speculation is None:
         return
-    draft = drafts.draft if drafts.method != "mtp" else None
+    draft = speculation.draft if speculation.method not in drafts.OWN else None
     if release >= SPECULATIVE_CONFIG_SINCE:
         model = {} if draft is None else {"model": draft.checkpoint}
-        is_named = drafts.method != "mtp" or release >= MTP_SINCE
-        method = {"method": drafts.method} if is_named else {}
-        config = {**method, **model, "num_speculative_tokens": drafts.num_tokens}
+        is_named = speculation.method != "mtp" or release >= MTP_SINCE
+        method = {"method": speculation.method} if is_named else {}
+        config = {**method, **model, "num_speculative_tokens": speculation.num_tokens}
         yield f"--speculative-config {_json(config)}"
         return
     if draft is not None:
         yield f"--speculative-model {shlex.quote(draft.checkpoint)}"
-    if drafts.method == "ngram":
+    if speculation.method == "ngram":
         yield f"--speculative-model '[ngram]' --ngram-prompt-lookup-max {NGRAM_WINDOW}"
-    yield f"--num-speculative-tokens {drafts.num_tokens}"
+    yield f"--num-speculative-tokens {speculation.num_tokens}"
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -52,6 +52,11 @@ class Captured:
     pieces: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
 
+    @property
+    def made(self) -> int:
+        """The number of graphs."""
+        return len(self.pieces) + len(self.whole)
+
 
 def check(asked: Asked) -> None:
     """The options by themselves.

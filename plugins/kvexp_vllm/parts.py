@@ -1,6 +1,7 @@
 """Parts of a budget: sizes with where they come from and how far they may be off."""
 
 from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, weights
+from kvexp_vllm import sparse_attention
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules
 from kvexp_vllm.weights import Loaded, adjusted_bytes
@@ -16,6 +17,8 @@ MEASURED_TYPES = (
     "deepseek_v2",
 )
 """Model types whose weights were measured."""
+
+FINER_SCALES = 16  # elements that share one
 
 
 def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> Part:
@@ -46,15 +49,33 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         spread += 0.002
     size = loaded.total_bytes
     error = int(spread * size) if spread else None
+    kept = _kept_scales_bytes(deployment)
+    if kept:
+        doubts.append("kernels of forks for such cards may keep finer scales of the experts")
     return Part(
         name="weights",
         size_bytes=size,
         provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
         reason="; ".join([_loading(loaded), *doubts]),
         low_bytes=None if error is None else size - error,
-        high_bytes=None if error is None else size + error,
+        high_bytes=None if error is None else size + error + kept,
         includes=beside,
     )
+
+
+def _kept_scales_bytes(deployment: Deployment) -> int:
+    """What experts in mxfp4 may take beside their own scales on cards of compute capability 12.
+
+    Public logs of DeepSeek-V4 on GB10 print the checkpoint's size under three builds and 12 % more
+    under one whose plugin keeps a byte of scale for each 16 elements (index id 58321427789).
+    """
+    model, moe = deployment.model, deployment.model.moe
+    if model.compressed is None or moe is None or not sparse_attention.is_sm120(deployment):
+        return 0
+    drafting = deployment.draft.num_hidden_layers if deployment.draft is not None else 0
+    experts = 3 * moe.num_experts * moe.moe_intermediate_size * model.hidden_size
+    experts *= model.num_hidden_layers + drafting
+    return experts // FINER_SCALES // (deployment.tp * deployment.pp)
 
 
 def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:

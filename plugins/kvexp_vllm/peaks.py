@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from kvexp.contract import MIB, Deployment, weights
+from kvexp_vllm import sparse_attention
 from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
 HOPPER_WORKSPACE_BYTES = 32 * MIB
@@ -118,12 +119,19 @@ def takes_items(deployment: Deployment) -> bool:
 def is_compiled(deployment: Deployment) -> bool:
     """Whether torch.compile fuses the forward."""
     eager = deployment.enforce_eager or not deployment.compiled
+    if deployment.model.compressed is not None:
+        eager |= release_of(deployment.engine_version) >= sparse_attention.NOT_COMPILED_SINCE
     return not eager and not is_v0(deployment.engine_version)
 
 
-def kept_experts_bytes(deployment: Deployment, rules: VersionRules) -> int:
-    """The fused experts' two workspaces, which outlive the forward; mxfp4 kernels keep none."""
+def kept_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """Workspaces that outlive the forward: the fused experts' two, or DeepSeek V4's.
+
+    Experts in mxfp4 keep none elsewhere.
+    """
     model, moe = deployment.model, deployment.model.moe
+    if model.compressed is not None:
+        return sparse_attention.kept_bytes(deployment)
     if moe is None or moe.format is not None or not rules.keeps_experts_workspace:
         return 0
     width, hidden = moe.moe_intermediate_size // deployment.tp, model.hidden_size

@@ -26,7 +26,8 @@ runners of other versions, to public start-up logs.
 
 from dataclasses import replace
 
-from kvexp.contract import MIB, Deployment, Model, Quantization, RankShape, weights
+from kvexp.contract import MIB, Deployment, Model, Quantization, RankShape, drafts, weights
+from kvexp_vllm import sparse_attention
 from kvexp_vllm.peaks import (
     PRINTED_BYTES,
     UNSPLIT_BYTES,
@@ -36,7 +37,7 @@ from kvexp_vllm.peaks import (
     fitted_to,
     index_buffers,
     is_compiled,
-    kept_experts_bytes,
+    kept_bytes,
     sampled_rows,
     takes_items,
     workspace_bytes,
@@ -46,7 +47,7 @@ from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 COMPILED_INDEX_BYTES = 5  # a token, with torch.compile
 
 DRAFT_SPREAD = 0.02
-HIDDEN_STATES = {"eagle3": 5, "mtp": 4}
+HIDDEN_STATES = {"eagle3": 5, "mtp": 4, "dspark": 5}
 """Of a token, alive beside a draft's forward, where it is not the model's last one alone."""
 
 V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
@@ -68,7 +69,7 @@ def of_tokens(
     if shape.pp_rank == 0 and v2_runner and is_compiled(deployment):
         found.append(_embedding(deployment))
     if shape.pp_rank == deployment.pp - 1:
-        found += _of_drafts(deployment, shape, rules, v2_runner=v2_runner)
+        found += _of_drafts(deployment, rules, v2_runner=v2_runner)
         last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
         found.append(last)
     return found
@@ -77,13 +78,33 @@ def of_tokens(
 def _forward(
     deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
 ) -> Peak:
+    compiled = is_compiled(deployment)
+    if deployment.model.compressed is not None:
+        size = sparse_attention.forward_bytes(deployment, shape)
+        size += sparse_attention.aux_bytes(deployment)
+    else:
+        size = _layers_bytes(deployment, shape, rules, v2_runner=v2_runner)
+    size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
+    size += 0 if compiled else bias_workspace_bytes(deployment)
+    size += index_buffers(sampled_rows(deployment))
+    source = _forward_source(deployment, v2_runner=v2_runner)
+    spread = _forward_spread(deployment, v2_runner=v2_runner)
+    fused = compiled and v2_runner and deployment.model.mla is None
+    states = deployment.max_num_batched_tokens * deployment.model.hidden_size
+    above = deployment.dtype.itemsize_bytes * states if fused else 0  # phi4 has 3/4 of it
+    return around("forward", size, source, spread=spread, above_bytes=above)
+
+
+def _layers_bytes(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
+) -> int:
+    """What is alive at the peak of the widest layer: its MLP, or latent attention."""
     model, item = deployment.model, deployment.dtype.itemsize_bytes
     tokens = deployment.max_num_batched_tokens
-    compiled = is_compiled(deployment)
     hidden = _hidden_elements(deployment)
     if deployment.quantization is Quantization.fp8:
         hidden -= model.hidden_size // 2  # the quantised input replaces one two-byte tensor
-    if compiled and not v2_runner:
+    if is_compiled(deployment) and not v2_runner:
         hidden = max(hidden, 4 * model.hidden_size)
     if v2_runner and (takes_items(deployment) or shape.pp_rank > 0):
         hidden -= model.hidden_size  # what the first layer reads is in a buffer that is there
@@ -94,14 +115,7 @@ def _forward(
     size = item * tokens * (_mlp_width(deployment) + hidden)
     if model.mla is not None:
         size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
-    size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
-    size += 0 if compiled else bias_workspace_bytes(deployment)
-    size += index_buffers(sampled_rows(deployment))
-    source = fitted_to(deployment, v2_runner=v2_runner)
-    spread = _forward_spread(deployment, v2_runner=v2_runner)
-    fused = compiled and v2_runner and model.mla is None
-    above = item * tokens * model.hidden_size if fused else 0  # phi4 has 3/4 of it
-    return around("forward", size, source, spread=spread, above_bytes=above)
+    return size
 
 
 def _embedding(deployment: Deployment) -> Peak:
@@ -153,7 +167,7 @@ def _latent_attention_bytes(
     if v2_runner and shape.pp_rank > 0:
         elements -= model.hidden_size
     size = deployment.dtype.itemsize_bytes * deployment.max_num_batched_tokens * elements
-    return size + kept_experts_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
+    return size + kept_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
 
 
 def _hidden_elements(deployment: Deployment) -> int:
@@ -166,8 +180,17 @@ def _hidden_elements(deployment: Deployment) -> int:
     return (3 + changed + (known.norms == 4)) * model.hidden_size
 
 
+def _forward_source(deployment: Deployment, *, v2_runner: bool) -> str:
+    if deployment.model.compressed is not None:
+        return "read in vLLM's code, as two starts of 0.26 on GB10 printed it"
+    return fitted_to(deployment, v2_runner=v2_runner)
+
+
 def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
     model = deployment.model
+    if model.compressed is not None:
+        read = release_of(deployment.engine_version) >= sparse_attention.NOT_COMPILED_SINCE
+        return sparse_attention.SPREAD if read else 0.15
     measured = model.moe is None and model.model_type in MEASURED_FORWARDS
     if v2_runner and release_of(deployment.engine_version) == MEASURED:
         return 0.0 if measured or (model.mla is not None and model.moe is not None) else 0.05
@@ -201,7 +224,7 @@ def _logits(deployment: Deployment, rules: VersionRules) -> Peak:
     item = deployment.dtype.itemsize_bytes
     vocab = weights.padded_vocab_size(model)
     size = item * model.hidden_size * (deployment.max_num_batched_tokens + rows)
-    size += workspace_bytes(deployment) + kept_experts_bytes(deployment, rules)
+    size += workspace_bytes(deployment) + kept_bytes(deployment, rules)
     size += _gathered_bytes(deployment, vocab)
     if n == 1 and model.final_logit_softcapping is not None:
         size += item * vocab * rows
@@ -220,16 +243,14 @@ def _gathered_bytes(deployment: Deployment, vocab: int) -> int:
     return logits if n == 1 else 2 * logits + logits // n
 
 
-def _of_drafts(
-    deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
-) -> list[Peak]:
+def _of_drafts(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> list[Peak]:
     """The drafting model's phases, the model's own hidden states being alive."""
-    drafts, draft = deployment.speculation, deployment.draft
-    if drafts is None or draft is None:
+    speculation, draft = deployment.speculation, deployment.draft
+    if speculation is None or draft is None:
         return []
     alone = replace(deployment, model=draft, speculation=None)
-    own = _forward(alone, shape, rules, v2_runner=v2_runner)
-    held = HIDDEN_STATES.get(drafts.method, 1)
+    own = _forward(alone, drafts.shape(deployment), rules, v2_runner=v2_runner)
+    held = HIDDEN_STATES.get(speculation.method, 1)
     item, rows = deployment.dtype.itemsize_bytes, sampled_rows(deployment)
     tokens, width = deployment.max_num_batched_tokens, deployment.model.hidden_size
     alive = item * tokens * width * held + 16 * rows
@@ -261,7 +282,7 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
     if shape.pp_rank > 0:
         size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
-    size += kept_experts_bytes(deployment, rules)
+    size += kept_bytes(deployment, rules)
     size += workspace_bytes(deployment) + bias_workspace_bytes(deployment)
     doubt = PRINTED_BYTES
     if model.moe is not None and model.moe.format is not None:

@@ -47,6 +47,8 @@ class VersionRules:
     frames pass together, as many as a tenth of the card holds one-hot positions of, and
     `one_hot_positions`: transformers of its time makes those.
     `mrope_rows`: rows of a multimodal rotary cache for each position of the model.
+    `keeps_streams`: DeepSeek V4 keeps its residual streams for drafts that nobody asked for;
+    `pools_queries`: its attention has one buffer of a step's queries for all layers.
     `log_shape`: how capacity is printed: v0, two_lines or one_line.
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
@@ -123,6 +125,8 @@ class VersionRules:
     heeds_compilation: bool = True
     offloads_again: bool = False
     v2_offloads: bool = False
+    keeps_streams: bool = False
+    pools_queries: bool = False
 
     @property
     def is_v0(self) -> bool:
@@ -235,7 +239,7 @@ _0_17 = replace(
     _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
 )
 _0_19 = replace(_0_17, first=(0, 19), unpacks_zeros=True)
-_0_20 = replace(_0_19, first=(0, 20), util=0.92, estimates_graphs="v1_runner")
+_0_20 = replace(_0_19, first=(0, 20), util=0.92, estimates_graphs="v1_runner", keeps_streams=True)
 _0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
     _0_21,
@@ -255,6 +259,8 @@ _0_27 = replace(
     first=(0, 27),
     v2_profiles_images=True,
     v2_architectures=(*_V2_0_26, "KimiK3ForConditionalGeneration"),
+    keeps_streams=False,
+    pools_queries=True,
 )
 _0_28 = replace(
     _0_27,
@@ -264,7 +270,9 @@ _0_28 = replace(
     very_large_server_tokens=16384,
     v2_architectures=(*_0_27.v2_architectures, "DeepseekV4ForCausalLM"),
 )
-_0_29 = replace(_0_28, first=(0, 29), estimates_graphs="always", v2_runner="all")
+_0_29 = replace(
+    _0_28, first=(0, 29), estimates_graphs="always", v2_runner="all", pools_queries=False
+)
 V1_COLUMNS = (
     *(
         _V1,

@@ -19,11 +19,11 @@ from kvexp.contract import (
     weights,
 )
 
-METHODS = ("eagle3", "eagle", "mtp", "draft_model", "ngram", "ngram_gpu", "suffix")
-OVERLAPPED = ("eagle3", "eagle", "mtp", "ngram_gpu")
+METHODS = ("eagle3", "eagle", "mtp", "dspark", "draft_model", "ngram", "ngram_gpu", "suffix")
+OVERLAPPED = ("eagle3", "eagle", "mtp", "dspark", "ngram_gpu")
 """Methods that keep asynchronous scheduling."""
 
-ON_V2_RUNNER = ("eagle3", "eagle", "mtp")
+ON_V2_RUNNER = ("eagle3", "eagle", "mtp", "dspark")
 
 
 def resolve(knobs: Knobs) -> Speculation | None:

@@ -22,7 +22,7 @@ from kvexp.contract import (
     drafts,
     weights,
 )
-from kvexp_vllm import lora, multimodal
+from kvexp_vllm import lora, multimodal, step_buffers
 from kvexp_vllm import speculation as speculative
 from kvexp_vllm.offload import Offloader
 from kvexp_vllm.rules import VersionRules
@@ -31,6 +31,8 @@ SPLIT_LIMIT_BYTES = 20 * MIB
 AWQ_BITS = 4
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
 FORMULA_ERROR = 0.002  # the share that scales and buffers explain
+COMPRESSING = ("compressed_sparse_attention", "heavily_compressed_attention")
+"""Kinds that turn by a base of their own (`compress_rope_theta`)."""
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
 FP8_EXTRA_BYTES = 32 * MIB  # seen with fp8 KV (llama3-8b) and with fp8 weights (llama3.1-8b)
 MXFP4_BYTES = 17 / 32  # of an element: half a byte, and one of scale for each 32
@@ -116,21 +118,20 @@ def weights_memory(deployment: Deployment, shape: RankShape, options: Options) -
         if len(_kept) >= MOST_KEPT:
             _kept.clear()
         _kept[key] = _replayed(deployment, shape, options)
-    return _kept[key]
+    last_stage = shape.pp_rank == deployment.pp - 1
+    buffers = step_buffers.allocated(deployment, options.rules, last_stage=last_stage)
+    return replace(_kept[key], total_bytes=_kept[key].total_bytes + buffers)
 
 
 def _key(deployment: Deployment, shape: RankShape, options: Options) -> str:
-    """All that a load depends on."""
+    """All that a load depends on, but for buffers of a step."""
     d = deployment
-    encoder = d.model.encoder
-    sized = d.lora is not None or (encoder is not None and encoder.deepstack_layers > 0)
-    sized = sized or d.model.per_layer_input is not None
     return repr(
         (
             (d.model, d.dtype, d.quantization, d.kv_dtype.is_fp8, d.tp, d.pp, d.dp),
             d.gpu.compute_capability,
             (d.lora, d.speculation, sorted(d.mm_limits.items())),
-            (d.max_num_batched_tokens, d.max_num_seqs) if sized else (),
+            (d.max_num_batched_tokens, d.max_num_seqs) if d.lora is not None else (),
             (shape.pp_rank, shape.first_layer, shape.num_layers),
             shape.tp_rank if options.expert_parallel else 0,
             options,
@@ -159,8 +160,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
-    extra += beyond + _deepstack_bytes(deployment, options.rules)
-    extra += _per_layer_bytes(deployment) + _unread_projections_bytes(deployment, layers)
+    extra += beyond + _unread_projections_bytes(deployment, layers)
     return Loaded(
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
@@ -168,18 +168,6 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
         offloaded_bytes=sum(offloader.by_layer.values()),
         returned_bytes=max(offloader.by_layer.values(), default=0),
     )
-
-
-def _per_layer_bytes(deployment: Deployment) -> int:
-    """Embeddings of a step's tokens for every layer, beside the decoder of a model of images.
-
-    0.10 to 0.33 `models/gemma3n_mm.py`, from 0.19 `models/gemma4_mm.py`.
-    """
-    model, size = deployment.model, deployment.dtype.itemsize_bytes
-    if model.per_layer_input is None or not model.tower_parameters:
-        return 0
-    width = model.num_hidden_layers * model.per_layer_input.hidden_size_per_layer_input
-    return deployment.max_num_batched_tokens * width * size
 
 
 def _unread_projections_bytes(deployment: Deployment, layers: range) -> int:
@@ -193,15 +181,6 @@ def _unread_projections_bytes(deployment: Deployment, layers: range) -> int:
     heads = [model.heads(index) for index in layers if not model.owns_cache(index)]
     widths = (2 * max(1, h.num_key_value_heads // share) * h.head_dim for h in heads)
     return sum(widths) * model.hidden_size * deployment.dtype.itemsize_bytes
-
-
-def _deepstack_bytes(deployment: Deployment, rules: VersionRules) -> int:
-    """Room for what an encoder's layers add to a step's tokens, which V1's models allocate."""
-    model, encoder = deployment.model, deployment.model.encoder
-    if encoder is None or rules.is_v0 or not multimodal.towers_built(deployment, rules)["vision"]:
-        return 0
-    elements = encoder.deepstack_layers * deployment.max_num_batched_tokens * model.hidden_size
-    return elements * deployment.dtype.itemsize_bytes
 
 
 def _load(allocator: CachingAllocator, tensors: Iterable[Tensor]) -> None:
@@ -359,8 +338,8 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
         return ""
     if kind == "full_attention" and model.attention_chunk_size is not None:
         return ""  # full layers between chunked ones carry no position
-    if weights.architecture_of(model).local_rotary:
-        return kind
+    if weights.architecture_of(model).local_rotary or model.compressed is not None:
+        return "compressed" if kind in COMPRESSING else kind
     return "rotary"
 
 

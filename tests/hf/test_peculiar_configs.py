@@ -7,6 +7,7 @@ import pytest
 from kvexp import weights
 from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
+from kvexp.request import Dspark
 
 FALCON_MAMBA = {
     "architectures": ["FalconMambaForCausalLM"],
@@ -144,12 +145,14 @@ DEEPSEEK_V4 = {
     "hidden_size": 4096,
     "index_head_dim": 128,
     "index_n_heads": 64,
+    "index_topk": 512,
     "max_position_embeddings": 1048576,
     "moe_intermediate_size": 2048,
     "n_routed_experts": 256,
     "n_shared_experts": 1,
     "num_attention_heads": 64,
     "num_experts_per_tok": 6,
+    "num_hash_layers": 3,
     "num_hidden_layers": 43,
     "num_key_value_heads": 1,
     "num_nextn_predict_layers": 1,
@@ -269,6 +272,21 @@ def test_ratios_of_deepseek_v4_give_its_layers(read):
     sparse, heavy = "compressed_sparse_attention", "heavily_compressed_attention"
     assert model.layer_types == ["sliding_attention"] * 2 + [sparse, heavy] * 20 + [sparse]
     assert (model.moe.format, model.quantization_config.method.value) == ("mxfp4", "fp8")
+    assert (model.moe.num_hash_layers, model.compressed.index_topk) == (3, 512)
+    assert model.dspark is None
+
+
+def test_layers_of_deepseek_v4_that_draft_a_block_are_read(read):
+    drafting = {"dspark_markov_rank": 128, "dspark_target_layer_ids": [40, 42]}
+
+    assert read({**DEEPSEEK_V4, **drafting}).dspark == Dspark(num_target_layers=2, markov_rank=128)
+
+
+def test_kinds_of_experts_of_deepseek_v4_are_read_as_transformers_writes_them(read):
+    kinds = ["hash_moe"] * 2 + ["moe"] * 41
+    model = read({**DEEPSEEK_V4, "num_hash_layers": None, "mlp_layer_types": kinds})
+
+    assert (model.moe.num_hash_layers, model.moe.layers) == (2, None)
 
 
 @pytest.mark.parametrize(

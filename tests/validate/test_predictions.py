@@ -389,6 +389,56 @@ def test_unstated_patches_and_limits_widen_what_is_left_of_images():
     assert patched.values["num_blocks"].best == pytest.approx(307335, rel=0.002)
 
 
+V4 = replace(
+    LLAMA,
+    model="deepseek-ai/DeepSeek-V4-Flash",
+    engine_version="0.26.0",
+    gpu="B200",
+    gpu_total_gib=178.35,
+    init_free_gib=None,
+    tp=4,
+)
+
+
+def test_layers_that_may_have_drafted_widen_what_is_left():
+    stated = replace(
+        V4, other_flags='--speculative-config {"method":"dspark","num_speculative_tokens":5}'
+    )
+    found, drafted = predict(V4), predict(stated)
+
+    blocks = found.values["num_blocks"]
+    assert blocks.low < drafted.values["num_blocks"].best < blocks.best
+
+
+def test_a_case_that_says_that_nothing_drafts_is_not_widened_by_what_may_have():
+    silent, without = predict(V4), predict(replace(V4, other_flags="MTP off"))
+
+    assert silent.values["num_blocks"].low < without.values["num_blocks"].low
+
+
+def test_experts_that_alone_are_converted_are_larger():
+    converted = predict(replace(V4, model="nvidia/DeepSeek-V4-Flash-NVFP4", quantization="nvfp4"))
+
+    ratio = converted.values["weights_bytes"].best / predict(V4).values["weights_bytes"].best
+    assert ratio == pytest.approx(1.05, abs=0.01)
+
+
+def test_ranks_that_may_have_been_more_widen_what_is_left():
+    found, four = predict(replace(V4, tp=None)), predict(V4)
+
+    assert "tp: 1" in found.assumptions
+    assert found.values["num_blocks"].high > four.values["num_blocks"].best
+
+
+def test_a_forks_cache_of_four_bits_is_as_large_as_that_of_eight():
+    found = predict(replace(V4, kv_cache_dtype="nvfp4_ds_mla"))
+
+    assert found.values["num_blocks"] == predict(V4).values["num_blocks"]
+    assert any("nvfp4_ds_mla counted as fp8_ds_mla" in note for note in found.assumptions)
+    other = predict(replace(LLAMA, kv_cache_dtype="nvfp4_ds_mla"))
+    assert other.reason == "there are no rules for kv_cache_dtype 'nvfp4_ds_mla'"
+
+
 def test_a_limit_of_pixels_makes_images_smaller():
     flags = """--mm-processor-kwargs '{"max_pixels": 1003520}'"""
 
