@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvexp.dtypes import KvDtype, Quantization
 from kvexp.hf import ids
+from kvexp.request import QuantizationConfig
 
 _HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_ONLY = re.compile(r"[-_ ]text$")
@@ -54,7 +55,7 @@ class Named:
     gguf_bits: int | None = None
     text_only: bool = False
     within: str | None = None
-    stored: str | None = None
+    stored: QuantizationConfig | None = None
     kv_cache_scheme: KvDtype | None = None
 
 

@@ -6,13 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.hf import ids
-from kvexp.request import Gpu, Model, QuantizationConfig
+from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
@@ -319,7 +318,7 @@ class _Draft:
         if named.kv_cache_scheme is not None:
             self.model["kv_cache_scheme"] = named.kv_cache_scheme
         if named.stored is not None:
-            self.model["quantization_config"] = _stored(named.stored)
+            self.model["quantization_config"] = named.stored
             return
         if method is None or (moe is not None and method.name == moe.format):
             return
@@ -349,14 +348,6 @@ class _Draft:
         if known:
             total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
             self.gpu["free_bytes"] = min(parse_bytes(_gib(min(known)), key="free_gib"), total)
-
-
-def _stored(text: str) -> QuantizationConfig:
-    """A format as `ids.Known` writes it, for the command line."""
-    values = OverridesParser.create().parse_override(f"stored={text}").value()
-    assert isinstance(values, dict)
-    stored: QuantizationConfig = typed(QuantizationConfig, values)
-    return stored
 
 
 def _gib(size: float) -> str:
