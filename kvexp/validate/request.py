@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from kvexp import registry
 from kvexp.dtypes import DType, KvDtype, Quantization
+from kvexp.engine import Engine
 from kvexp.hf import ids
 from kvexp.request import Gpu, Model
 from kvexp.schema import Run
@@ -200,14 +201,14 @@ class _Draft:
         """Flags that are the engine's own options, and the features that others ask for."""
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
-        self._captured_among(given)
+        cls = known.plugins[self.option]
+        engine: Engine = typed(cls, self.engine)
+        self._captured_among(given, engine)
         if self.option == "sglang":
             self.notes += sglang.translate(given, self.inputs.model or "", self.known)
         elif self.option in ("lmdeploy", "tensorrt_llm"):
             speculative.translate(given)
-        cls = known.plugins[self.option]
-        release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
-        own = features.options(given, cls, release)
+        own = features.options(given, cls, versions.release_of(engine.version))
         asked = features.asked(given, known.draft)
         given.drop_free()
         changes = costs_of(self.inputs.engine).no_rule
@@ -223,14 +224,13 @@ class _Draft:
             elif value != used:
                 self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
 
-    def _captured_among(self, given: Flags) -> None:
-        """How many sizes vLLM captured: V0's end with the requests."""
-        version = self.engine.get("version", "")
-        if self.option != "vllm" or not version:
+    def _captured_among(self, given: Flags, engine: Engine) -> None:
+        """How many sizes were captured: those of vLLM's V0 end with the requests."""
+        if engine.largest_graph(1) is None:
             return
         for flag, said in given.take_words(compilation.CAPTURED):
-            largest = compilation.largest_captured(int(said[1]), versions.release_of(version))
-            if not versions.is_v0(version):
+            largest = engine.largest_graph(int(said[1]))
+            if not versions.is_v0(engine.version):
                 self.engine["max_cudagraph_capture_size"] = largest
             elif self.inputs.max_num_seqs is None:
                 self.values["max_num_seqs"] = largest

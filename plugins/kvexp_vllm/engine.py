@@ -405,6 +405,10 @@ class Vllm(Engine):
         """See `Engine.graph_batch_sizes`."""
         return graphs.captured(deployment, self.rules, self._graphs).sizes
 
+    def largest_graph(self, count: int) -> int:
+        """See `Engine.largest_graph`."""
+        return graphs.largest_of(count, self.rules)
+
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""
         return lines.capacity(plan, self.rules)
