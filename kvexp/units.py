@@ -55,5 +55,8 @@ def parse_optional_bytes(value: object, *, key: str) -> int | None:
 
 
 def gib(size_bytes: int) -> str:
-    """Write a size for a person, e.g. `56.60 GiB`."""
-    return f"{size_bytes / GIB:,.2f} GiB"
+    """Write a size for a person, e.g. `56.60 GiB`; `3.00 MiB` or `120 B` where that reads 0.00."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size_bytes == 0 or abs(size_bytes) >= unit / 200:
+            return f"{size_bytes / unit:,.2f} {name}"
+    return f"{size_bytes:,} B"
