@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from kvexp import registry
-from kvexp.dtypes import DType, KvDtype, Quantization
+from kvexp import registry, weights
+from kvexp.dtypes import DType, KvDtype
 from kvexp.engine import Engine
-from kvexp.hf import ids
+from kvexp.hf import gguf, ids
 from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
@@ -61,9 +61,6 @@ _KV_DTYPES = {each.value: each for each in KvDtype} | {
 }
 _WITHOUT_RULE = ("nvfp4_ds_mla",)
 """Caches of a fraction of the compute dtype's size, which no dtype of ours stands for."""
-
-_GGUF = ((5, Quantization.w4a16), (8, Quantization.w8a8))
-"""Up to how many bits of an element a GGUF file is counted as a format of ours."""
 
 
 class NoRequest(ValueError):
@@ -307,12 +304,12 @@ class _Draft:
         text = self.inputs.quantization or ""
         if named.text_only:
             self.model["tower_parameters"] = 0
+        kind = named.gguf or models.gguf_type(text)
+        if kind is not None:
+            self._gguf(kind)
+            return
         method = named.quantization or models.format_of(text)
-        if named.gguf_bits is not None:
-            method = next((each for bits, each in _GGUF if named.gguf_bits <= bits), None)
-            counted = method.name if method else "the compute dtype"
-            self.notes.append(f"quantization: GGUF of {named.gguf_bits} bits counted as {counted}")
-        elif text and method is None:
+        if text and method is None:
             self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
         own, moe = self.known.quantization_config, self.known.moe
         if named.kv_cache_scheme is not None:
@@ -330,6 +327,17 @@ class _Draft:
             self.notes.append(
                 f"quantization: {method.name} instead of the checkpoint's {own.method.name}"
             )
+
+    def _gguf(self, kind: str) -> None:
+        """A GGUF file instead of the checkpoint: as many bytes as its type packs elements into."""
+        self.model["quantization_config"] = None
+        bits = gguf.bits_of(kind)
+        if bits is None:
+            self.notes.append(f"quantization: no rule for GGUF's {kind}, the compute dtype instead")
+            return
+        packed = replace(self.known, **self.model)
+        self.model["checkpoint_bytes"] = weights.bytes_at(packed, bits)
+        self.notes.append(f"quantization: GGUF's {kind} counted as {bits:g} bits an element")
 
     def length(self) -> None:
         """A length beyond the model's own is allowed to whoever insists."""
