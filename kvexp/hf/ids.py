@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from kvexp.dtypes import KvDtype, Quantization
-from kvexp.formats import PER_ROW
+from kvexp.formats import MX_GROUP, PER_ROW
 from kvexp.request import QuantizationConfig
 
 _ID = re.compile(r"^hf_id:\s*(\S+)", re.MULTILINE)
@@ -38,7 +38,7 @@ _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
 _UNQUANTISED = re.compile(r"(.+?)-(?:qat-)?(?:q4_0-)?unquantized")
 """A checkpoint trained for a format that is stored without it."""
 
-_EIGHT_BITS = (
+_UNNAMED = (
     (
         r"gptq-(int8|8bit)",
         QuantizationConfig(method=Quantization.gptq, bits=8, group_size=128),
@@ -47,8 +47,13 @@ _EIGHT_BITS = (
         r"(quantized\.)?w8a16",
         QuantizationConfig(method=Quantization.w4a16, bits=8, group_size=PER_ROW),
     ),
+    (  # compressed-tensors; 33.5 GiB of cyankiwi/gemma-4-31B-it-AWQ-8bit have groups of 32
+        r"awq-(int8|8bit)",
+        QuantizationConfig(method=Quantization.w4a16, bits=8, group_size=32),
+    ),
+    (r"mxfp8", QuantizationConfig(method=Quantization.fp8, group_size=MX_GROUP)),
 )
-"""Formats of 4 bits that a repository holds in 8."""
+"""Formats that `quantization` has no name for: of 4 bits in 8, of 8 with a scale for each 32."""
 
 _KV_SUFFIX = re.compile(r"fp8-kv", re.IGNORECASE)
 
@@ -133,10 +138,10 @@ def _of_name(name: str, known: Mapping[str, str]) -> str | None:
 
 
 def _split(name: str) -> tuple[str, Quantization | None, QuantizationConfig | None] | None:
-    """A name without its format, and the format: one with a name, or one of 8 bits."""
+    """A name without its format, and the format: one that has a name here, or one that has none."""
     if (plain := _UNQUANTISED.fullmatch(name)) is not None:
         return plain[1], None, None
-    for pattern, stored in _EIGHT_BITS:
+    for pattern, stored in _UNNAMED:
         if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
             return match[1], None, stored
     for pattern, quantization in _SUFFIXES:
