@@ -172,9 +172,6 @@ class Vllm(Engine):
             knobs.block_size or defaults.block_size(knobs, kv_dtype), self.version, skipped
         )
         gpu = knobs.gpu
-        free = gpu.free_bytes
-        if free is None:
-            free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
         deployment = Deployment(
             model=defaults.cached_model(knobs.model, self.version),
             gpu=gpu,
@@ -202,7 +199,7 @@ class Vllm(Engine):
             compiled=graphs.compiles(self._graphs, rules),
             auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
-            free_bytes=free,
+            free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=gpu.used_by_others_bytes,
             notes=(
                 *notes.of_model(knobs.model),
