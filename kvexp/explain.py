@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -34,10 +35,11 @@ CONFIG_ERRORS = (
     YAMLError,
     OSError,
     ValueError,
+    TypeError,
     AssertionError,
     AttributeError,
 )
-"""What composition raises; the last three are mistakes only where Hydra or OmegaConf did."""
+"""What composition raises; the last four are mistakes only where Hydra or OmegaConf did."""
 
 _HYDRAS_OWN = (
     "Config group override must be",
@@ -72,17 +74,25 @@ def is_users_mistake(error: BaseException) -> bool:
     kinds = HydraException | OmegaConfBaseException | YAMLError | OSError | UnicodeDecodeError
     if isinstance(error, kinds):
         return True
-    return str(error).startswith(_HYDRAS_OWN) or _inside_null(error)
+    return str(error).startswith(_HYDRAS_OWN) or _inside_null(error) or _in_hydra(error)
 
 
 def _inside_null(error: BaseException) -> bool:
     """OmegaConf asserts, or misses an attribute, where a key of a null part is overridden."""
-    if not isinstance(error, AssertionError | AttributeError):
-        return False
+    return isinstance(error, AssertionError | AttributeError) and "omegaconf" in _raised_in(error)
+
+
+def _in_hydra(error: BaseException) -> bool:
+    """Hydra itself fails over a value that it did not expect, such as range(0,1,0)."""
+    return isinstance(error, ValueError | TypeError) and "hydra" in Path(_raised_in(error)).parts
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file whose code raised an error."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and "omegaconf" in frame.tb_frame.f_code.co_filename
+    return "" if frame is None else frame.tb_frame.f_code.co_filename
 
 
 def explain(error: BaseException) -> Problem:
@@ -113,9 +123,15 @@ def explain(error: BaseException) -> Problem:
     if isinstance(cause, InterpolationResolutionError):
         return Problem(message=_one_line(str(cause)), is_request=True)
     if isinstance(cause, ConfigTypeError) and "DictConfig with ListConfig" in _first_line(cause):
-        return Problem(message=_no_list(str(cause.full_key)), is_request=False)
+        key = str(cause.full_key)
+        right = f"{key} takes {{name:value,...}}, in quotes for the shell, got a list"
+        is_list = cause.object_type is list
+        return Problem(message=_no_list(key) if is_list else right, is_request=False)
     if isinstance(cause, ValidationError):
         return Problem(message=_wrong_value(cause), is_request=False)
+    if "defaults_list" in _raised_in(error) and _in_hydra(error):
+        groups = ", ".join(_GROUPS)
+        return Problem(message=f"a group ({groups}) takes one option name", is_request=True)
     if "Config group override must be a string" in text:
         return Problem(message=f"a group takes one option name: {_one_line(text)}", is_request=True)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
@@ -217,6 +233,8 @@ def _wrong_value(cause: ValidationError) -> str:
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
     if match := re.search(r"Value (.*) \(\w+\) is not a valid input for <enum", text):
         return f"{key} must be {_described(_kind(cause))}, got {match[1]}"
+    if match := re.search(r"Cannot convert '\w+' to string: '(.*)'", text):
+        return f"{key} must be a text, got {match[1]}"
     if "is not Optional" in text:
         return f"{key} must be {_not_null(cause)}, got null"
     if match := re.search(r"NoneType is not a subclass of (\w+)", text):

@@ -4,6 +4,7 @@ Facts of a model carry the names of its Hugging Face config, so that a file in c
 like a config.json. Null in a knob means: what the engine and its version would choose.
 """
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,12 @@ class Model:
             raise InvalidValue(
                 f"model.qk_norm must be one of {', '.join(QK_NORMS)} or null, got {self.qk_norm!r}"
             )
+        if self.torch_dtype is DType.auto:
+            raise InvalidValue("model.torch_dtype must be one of bf16, fp16, fp32, got auto")
+        check_count("model.tower_parameters", self.tower_parameters, least=0)
+        check_count("model.num_nextn_predict_layers", self.num_nextn_predict_layers, least=0)
+        if self.checkpoint_bytes is not None:
+            check_count("model.checkpoint_bytes", self.checkpoint_bytes)
         self._check_layer_types()
         self._check_rope_scaling()
 
@@ -369,6 +376,11 @@ class Gpu:
             raise InvalidValue("gpu.total_bytes must be more than 0, got 0")
         if self.num_sms is not None:
             check_count("gpu.num_sms", self.num_sms)
+        capability = self.compute_capability
+        if capability is not None and re.fullmatch(r"\d{1,3}(\.\d)?", capability) is None:
+            raise InvalidValue(
+                f"gpu.compute_capability must be a number such as 9.0, got {capability!r}"
+            )
         if self.interconnect not in INTERCONNECTS:
             raise InvalidValue(
                 f"gpu.interconnect must be one of {', '.join(INTERCONNECTS)},"
