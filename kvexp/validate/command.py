@@ -57,9 +57,10 @@ def _run(options: argparse.Namespace) -> int:
     with Interrupt() as interrupt:
         scored = _scored(cases, interrupt)
         summary = score.summary(scored, options.group)
-        problems += _kept(options, scored, summary, names)
+        unwritten = list(_kept(options, scored, summary, names))
+    problems += unwritten
     if scored:
-        _print(_lines(scored, summary, quiet=options.quiet))
+        _print(_lines(scored, summary, quiet=options.quiet and not unwritten))
     elif not problems and not interrupt.asked:
         _print([f"no record in {', '.join(names)}"])
     if store is not None:
