@@ -5,7 +5,7 @@ like a config.json. Null in a knob means: what the engine and its version would 
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +180,7 @@ class Model:
                 "model.audio_tower_parameters must be at least 0 and at most tower_parameters"
                 f" ({self.tower_parameters}), got {self.audio_tower_parameters}"
             )
-        if self.final_logit_softcapping is not None and self.final_logit_softcapping <= 0:
+        if self.final_logit_softcapping is not None and not self.final_logit_softcapping > 0:
             raise InvalidValue(
                 "model.final_logit_softcapping must be above 0 or null,"
                 f" got {self.final_logit_softcapping}"
@@ -195,6 +195,9 @@ class Model:
         check_count("model.num_nextn_predict_layers", self.num_nextn_predict_layers, least=0)
         if self.checkpoint_bytes is not None:
             check_count("model.checkpoint_bytes", self.checkpoint_bytes)
+        if not self.rope_theta >= 0:
+            raise InvalidValue(f"model.rope_theta must be at least 0, got {self.rope_theta:g}")
+        self._check_parts()
         self._check_layer_types()
         self._check_rope_scaling()
 
@@ -320,9 +323,18 @@ class Model:
         if self.compressed is not None:
             self._check_compressed(self.compressed)
 
+    def _check_parts(self) -> None:
+        """Whole numbers of every part are counts: from 1 on, from 0 where that is the default."""
+        for name, part in vars(self).items():
+            if not is_dataclass(part) or isinstance(part, QuantizationConfig):
+                continue
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    least = 0 if item.default == 0 else 1
+                    check_count(f"model.{name}.{item.name}", value, least=least)
+
     def _check_compressed(self, known: Compressed) -> None:
-        for name, value in vars(known).items():
-            check_count(f"model.compressed.{name}", value)
         kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
         if not kinds <= {"sliding_attention", SPARSE, HEAVY} or self.mla is not None:
             raise InvalidValue(

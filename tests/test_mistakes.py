@@ -59,6 +59,12 @@ REFUSED = [
     (["gpu.compute_capability=abc"], "gpu.compute_capability must be a number such as 9.0"),
     (["model.torch_dtype=auto"], "model.torch_dtype must be one of bf16, fp16, fp32"),
     (["model.checkpoint_bytes=-1"], "model.checkpoint_bytes must be at least 1"),
+    (
+        ["model=qwen3_30b_a3b", "model.moe.num_experts=-1"],
+        "model.moe.num_experts must be at least 1",
+    ),
+    (["model=gemma3_12b", "model.rope_theta=nan"], "model.rope_theta must be at least 0, got nan"),
+    (["model=deepseek_v2_lite", "model.mla.kv_lora_rank=0"], "model.mla.kv_lora_rank must be at"),
     (["model.tower_parameters=-5"], "model.tower_parameters must be at least 0"),
     (["model.quantization_config={method:fp8,bits:0}"], "quantization_config.bits must be from 1"),
     (["engine=sglang", "engine.mamba_full_memory_ratio=nan"], "must be above 0, got nan"),
