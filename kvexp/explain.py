@@ -129,10 +129,9 @@ def explain(error: BaseException) -> Problem:
         return Problem(message=_no_list(key) if is_list else right, is_request=False)
     if isinstance(cause, ValidationError):
         return Problem(message=_wrong_value(cause), is_request=False)
-    if "defaults_list" in _raised_in(error) and _in_hydra(error):
-        groups = ", ".join(_GROUPS)
-        return Problem(message=f"a group ({groups}) takes one option name", is_request=True)
-    if "Config group override must be a string" in text:
+    if "Config group override must be a string" in text or (
+        _in_hydra(error) and "defaults_list" in _raised_in(error)
+    ):
         return Problem(message=f"a group takes one option name: {_one_line(text)}", is_request=True)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         listed = "" if match[1] in _GROUPS else f", or write {match[1]}=[{match[2]}] for one list"
