@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from kvexp.results import Part, Result
-from kvexp.units import GIB
+from kvexp.units import GIB, gib
 
 _Rows = Sequence[tuple[str, Result]]
 
@@ -134,5 +134,9 @@ def _difference_lines(rows: _Rows) -> Iterator[str]:
         }
         largest = sorted(changed.items(), key=lambda item: -abs(item[1]))
         total = after.get(_CACHE, 0) - before.get(_CACHE, 0)
-        because = ", ".join(f"{_NAMES.get(t, t)} {size / GIB:+,.2f}" for t, size in largest)
-        yield f"{name} against {first_name}: cache {total / GIB:+,.2f} GiB = {because}"
+        because = ", ".join(f"{_NAMES.get(t, t)} {_signed(size)}" for t, size in largest)
+        yield f"{name} against {first_name}: cache {_signed(total)} = {because}"
+
+
+def _signed(size_bytes: int) -> str:
+    return f"{'-' if size_bytes < 0 else '+'}{gib(abs(size_bytes))}"

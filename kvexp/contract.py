@@ -6,7 +6,6 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.engine import CachePlan, Engine, Quota, RankShape
 from kvexp.errors import InvalidValue, ProfilerUnavailable
 from kvexp.free_memory import FreeMemoryEngine
-from kvexp.gpu_lock import GpuLock
 from kvexp.hf import config_json
 from kvexp.nvml import NvmlDevice, Usage, open_device
 from kvexp.parts import Encoder
@@ -38,7 +37,6 @@ from kvexp.workload import (
     check_device,
     check_measurable,
     config_facts,
-    config_path,
     import_libraries,
     load_key,
     on_ranks,
@@ -64,7 +62,6 @@ __all__ = [
     "ForwardOptions",
     "FreeMemoryEngine",
     "Gpu",
-    "GpuLock",
     "InvalidValue",
     "Knobs",
     "KvDtype",
@@ -101,7 +98,6 @@ __all__ = [
     "check_measurable",
     "config_facts",
     "config_json",
-    "config_path",
     "drafts",
     "gib",
     "import_libraries",

@@ -164,6 +164,10 @@ class Engine(ABC):
         """Batch sizes whose decode step is captured as a CUDA graph; empty where none is known."""
         return ()
 
+    def largest_graph(self, count: int) -> int | None:
+        """The largest of `count` default batch sizes of graphs; None where it is not known."""
+        return None
+
     @abstractmethod
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The lines about capacity that the engine would print, to the letter."""

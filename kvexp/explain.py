@@ -5,7 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, get_origin, get_type_hints
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import omegaconf
 from hydra.errors import (
@@ -16,6 +18,7 @@ from hydra.errors import (
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
+    ConfigTypeError,
     InterpolationResolutionError,
     MissingMandatoryValue,
     OmegaConfBaseException,
@@ -32,10 +35,11 @@ CONFIG_ERRORS = (
     YAMLError,
     OSError,
     ValueError,
+    TypeError,
     AssertionError,
     AttributeError,
 )
-"""What composition raises; the last three are mistakes only where Hydra or OmegaConf did."""
+"""What composition raises; the last four are mistakes only where Hydra or OmegaConf did."""
 
 _HYDRAS_OWN = (
     "Config group override must be",
@@ -70,17 +74,25 @@ def is_users_mistake(error: BaseException) -> bool:
     kinds = HydraException | OmegaConfBaseException | YAMLError | OSError | UnicodeDecodeError
     if isinstance(error, kinds):
         return True
-    return str(error).startswith(_HYDRAS_OWN) or _inside_null(error)
+    return str(error).startswith(_HYDRAS_OWN) or _inside_null(error) or _in_hydra(error)
 
 
 def _inside_null(error: BaseException) -> bool:
     """OmegaConf asserts, or misses an attribute, where a key of a null part is overridden."""
-    if not isinstance(error, AssertionError | AttributeError):
-        return False
+    return isinstance(error, AssertionError | AttributeError) and "omegaconf" in _raised_in(error)
+
+
+def _in_hydra(error: BaseException) -> bool:
+    """Hydra itself fails over a value that it did not expect, such as range(0,1,0)."""
+    return isinstance(error, ValueError | TypeError) and "hydra" in Path(_raised_in(error)).parts
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file whose code raised an error."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and "omegaconf" in frame.tb_frame.f_code.co_filename
+    return "" if frame is None else frame.tb_frame.f_code.co_filename
 
 
 def explain(error: BaseException) -> Problem:
@@ -95,8 +107,8 @@ def explain(error: BaseException) -> Problem:
     if isinstance(error, YAMLError):
         return Problem(message=f"YAML that cannot be read: {_one_line(text)}", is_request=True)
     if isinstance(error, OSError) and not isinstance(error, HydraException):
-        where = f" {error.filename}" if error.filename else ""
-        return Problem(message=f"cannot use{where}: {error.strerror or text}", is_request=True)
+        what = f"use {error.filename}" if error.filename else "go on"
+        return Problem(message=f"cannot {what}: {error.strerror or text}", is_request=True)
     if isinstance(error, UnicodeDecodeError):
         return Problem(message=f"a YAML file is not UTF-8: {text}", is_request=True)
     if isinstance(error, MissingConfigException):
@@ -110,9 +122,16 @@ def explain(error: BaseException) -> Problem:
         return Problem(message=f"a value is missing: {_missing_key(cause)}", is_request=False)
     if isinstance(cause, InterpolationResolutionError):
         return Problem(message=_one_line(str(cause)), is_request=True)
+    if isinstance(cause, ConfigTypeError) and "DictConfig with ListConfig" in _first_line(cause):
+        key = str(cause.full_key)
+        right = f"{key} takes {{name:value,...}}, in quotes for the shell, got a list"
+        is_list = cause.object_type is list
+        return Problem(message=_no_list(key) if is_list else right, is_request=False)
     if isinstance(cause, ValidationError):
         return Problem(message=_wrong_value(cause), is_request=False)
-    if "Config group override must be a string" in text:
+    if "Config group override must be a string" in text or (
+        _in_hydra(error) and "defaults_list" in _raised_in(error)
+    ):
         return Problem(message=f"a group takes one option name: {_one_line(text)}", is_request=True)
     if match := re.search(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
         listed = "" if match[1] in _GROUPS else f", or write {match[1]}=[{match[2]}] for one list"
@@ -147,13 +166,22 @@ def known_keys(node: type = Run, prefix: str = "") -> Iterator[str]:
 
 
 def _missing_key(cause: BaseException) -> str:
-    """The whole key of a missing value, where OmegaConf tells the type of a part alone."""
+    """The whole key of a missing value, where OmegaConf tells the type of its part alone."""
     text = _first_line(cause)
     match = re.search(r"type `(\w+)` has missing mandatory value: (\w+)", text)
-    parts = {kind.__name__: name for name, kind in MODEL_PARTS.items()}
-    if match is None or match[1] not in parts:
+    places = dict(_places(Run, ""))
+    places |= {kind.__name__: f"model.{name}." for name, kind in MODEL_PARTS.items()}
+    if match is None or match[1] not in places:
         return text
-    return f"model.{parts[match[1]]}.{match[2]}"
+    return f"{places[match[1]]}{match[2]}"
+
+
+def _places(node: type, prefix: str) -> Iterator[tuple[str, str]]:
+    """Names of the schema's types, each with what stands before its keys."""
+    yield node.__name__, prefix
+    for name, kind in get_type_hints(node).items():
+        if isinstance(kind, type) and is_dataclass(kind):
+            yield from _places(kind, f"{prefix}{name}.")
 
 
 def _missing(text: str) -> Problem:
@@ -202,6 +230,10 @@ def _wrong_value(cause: ValidationError) -> str:
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
     if match := re.search(r"Value '(.*)'(?: of type '.*')? is not a valid (\w+)", text):
         return f"{key} must be {_KINDS.get(match[2], match[2])}, got {match[1]!r}"
+    if match := re.search(r"Value (.*) \(\w+\) is not a valid input for <enum", text):
+        return f"{key} must be {_described(_kind(cause))}, got {match[1]}"
+    if match := re.search(r"Cannot convert '\w+' to string: '(.*)'", text):
+        return f"{key} must be a text, got {match[1]}"
     if "is not Optional" in text:
         return f"{key} must be {_not_null(cause)}, got null"
     if match := re.search(r"NoneType is not a subclass of (\w+)", text):
@@ -209,20 +241,34 @@ def _wrong_value(cause: ValidationError) -> str:
     if match := re.search(r"Invalid type assigned: (?:str|int|float|bool) .*value: (.*)", text):
         return f"{key} takes {{name:value,...}}, in quotes for the shell, got {match[1]!r}"
     if "is not a ListConfig" in text:
-        return f"{key} must be a list in brackets, like {key}=[1,2], got a single value"
+        return f"{_no_list(key)}, got a single value"
     return f"{key}: {text}"
+
+
+def _no_list(key: str) -> str:
+    return f"{key} must be a list in brackets, like {key}=[1,2]"
 
 
 def _not_null(cause: ValidationError) -> str:
     """What a key takes that does not take null, and its default."""
     parent: Any = cause.object_type
-    if not (isinstance(parent, type) and is_dataclass(parent)):
+    kind = _kind(cause)
+    if kind is None:
         return "given"
     default = next(item.default for item in fields(parent) if item.name == cause.key)
-    kind = _described(get_type_hints(parent)[str(cause.key)])
     if default in (dataclasses.MISSING, omegaconf.MISSING):
-        return kind
-    return f"{kind} (by default {_typed(default)})"
+        return _described(kind)
+    return f"{_described(kind)} (by default {_typed(default)})"
+
+
+def _kind(cause: OmegaConfBaseException) -> Any:
+    """The type of the key that an error is about, None where it is not known."""
+    parent: Any = cause.object_type
+    if not (isinstance(parent, type) and is_dataclass(parent)):
+        return None
+    kind = get_type_hints(parent)[str(cause.key)]
+    given = [each for each in get_args(kind) if each is not type(None)]
+    return given[0] if isinstance(kind, UnionType) and len(given) == 1 else kind
 
 
 def _described(kind: Any) -> str:

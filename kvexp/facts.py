@@ -1,9 +1,10 @@
 """Models named by a path or a Hugging Face id, turned into what Hydra composes."""
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from yaml import YAMLError
 
 from kvexp.errors import InvalidValue, RequestError, nearest
 from kvexp.hf import ids, read_model
-from kvexp.request import Model
+from kvexp.request import Model, QuantizationConfig
 
 OPTION = "hf"
 """The option of the group `model` whose facts are read from `model.path`."""
@@ -208,36 +209,42 @@ def _options(names: Sequence[str], overrides: Sequence[str], folders: Sequence[P
     known = ids.index(folders)
     found = [_found(name, known) for name in names]
     extra: list[str] = []
-    formats = {
-        (each.quantization, each.stored, each.experts, each.kv_dtype, each.kv_cache_scheme)
-        for each in found
-    }
-    if len(formats) > 1:
+    as_first = [replace(each, option=found[0].option) for each in found]
+    if any(each != found[0] for each in as_first):
         raise RequestError(
             f"{', '.join(names)} are stored in different formats: run them apart, or sweep over"
             " model and quantization"
         )
-    quantization, stored, experts, kv_dtype, scheme = formats.pop()
+    quantization = found[0].quantization
     given = {each.lstrip("+").partition("=")[0] for each in overrides}
     stated = (
         ("quantization", quantization),
-        ("kv_dtype", kv_dtype),
-        ("model.kv_cache_scheme", scheme),
+        ("kv_dtype", found[0].kv_dtype),
+        ("model.kv_cache_scheme", found[0].kv_cache_scheme),
     )
     for key, value in stated:
         if value is not None and key not in given:
             extra.append(f"{key}={value.name}")
     own = {ids.own_format(folders, each.option) for each in found}
-    if quantization is not None and own - {None, quantization.name}:
-        stored = stored or "null"  # the repository's format replaces that of the checkpoint
-    if stored is not None and not given & {"quantization", _STORED}:
-        extra.append(f"{_STORED}={stored}")
-    if experts is not None and "model.moe.format" not in given:
-        extra.append(f"model.moe.format={experts}")
+    replaces = quantization is not None and bool(own - {None, quantization.name})
+    if (found[0].stored is not None or replaces) and not given & {"quantization", _STORED}:
+        extra.append(f"{_STORED}={_written(found[0].stored)}")
+    if found[0].experts is not None and "model.moe.format" not in given:
+        extra.append(f"model.moe.format={found[0].experts}")
     options = [f"model={','.join(each.option for each in found)}"]
     if len(names) == 1:
         options.append(f"model.hf_id={names[0]}")
     return options + extra
+
+
+def _written(stored: QuantizationConfig | None) -> str:
+    """A format as the value of an override: JSON, but for keys without quotes."""
+    if stored is None:
+        return "null"
+    default = asdict(QuantizationConfig())
+    given = {key: value for key, value in asdict(stored).items() if value != default[key]}
+    given["method"] = stored.method.name
+    return f"{{{','.join(f'{key}:{json.dumps(value)}' for key, value in given.items())}}}"
 
 
 def _found(name: str, known: Mapping[str, str]) -> ids.Known:

@@ -24,6 +24,8 @@ BITS = {
 """Bits of an element where the checkpoint does not say."""
 
 PER_MATRIX, PER_ROW = -1, 0
+MX_GROUP = 32
+"""Elements that share one byte of scale in OCP's microscaling formats, MXFP8 and MXFP4."""
 
 _GROUPS = {
     Quantization.fp8: PER_MATRIX,
@@ -32,7 +34,7 @@ _GROUPS = {
     Quantization.awq: 128,
     Quantization.gptq: 128,
     Quantization.bitsandbytes: 64,
-    Quantization.mxfp4: 32,
+    Quantization.mxfp4: MX_GROUP,
     Quantization.nvfp4: 16,
 }
 
@@ -109,7 +111,8 @@ def linear(
     bits = stored.bits or BITS[stored.method]
     yield replace(matrix, numel=matrix.numel * bits // 8, itemsize_bytes=1)
     scales = count * _num_scales(stored, rows, columns)
-    item = _SCALE_BYTES.get(stored.method, dtype.itemsize_bytes)
+    is_mxfp8 = stored.method is Quantization.fp8 and stored.group_size == MX_GROUP
+    item = 1 if is_mxfp8 else _SCALE_BYTES.get(stored.method, dtype.itemsize_bytes)
     yield Tensor(name=f"{name}.weight_scale", numel=scales, itemsize_bytes=item, role="scale")
     if stored.method is Quantization.nvfp4:
         yield Tensor(name=f"{name}.global_scale", numel=2 * count, itemsize_bytes=4, role="scale")

@@ -256,6 +256,17 @@ class QuantizationConfig:
     act_order: bool = False
     ignore: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        for name, value, least, most in (
+            ("bits", self.bits, 1, 16),
+            ("group_size", self.group_size, -1, 1 << 24),
+            ("block_size", self.block_size, 1, 1 << 24),
+        ):
+            if value is not None and not least <= value <= most:
+                raise InvalidValue(
+                    f"model.quantization_config.{name} must be from {least} to {most}, got {value}"
+                )
+
 
 @dataclass
 class PerLayerInput:

@@ -421,7 +421,7 @@ def _interval(part: Part) -> str:
 
 def _both(size_bytes: int) -> str:
     """A size for a column of sizes: rounded to read, exact to add up."""
-    return f"{size_bytes / GIB:>10,.2f} GiB {size_bytes:>17,} B"
+    return f"{gib(size_bytes):>14} {size_bytes:>17,} B"
 
 
 def _refusal_lines(result: Result) -> Iterator[str]:

@@ -4,7 +4,8 @@ Facts of a model carry the names of its Hugging Face config, so that a file in c
 like a config.json. Null in a knob means: what the engine and its version would choose.
 """
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ class Model:
                 "model.audio_tower_parameters must be at least 0 and at most tower_parameters"
                 f" ({self.tower_parameters}), got {self.audio_tower_parameters}"
             )
-        if self.final_logit_softcapping is not None and self.final_logit_softcapping <= 0:
+        if self.final_logit_softcapping is not None and not self.final_logit_softcapping > 0:
             raise InvalidValue(
                 "model.final_logit_softcapping must be above 0 or null,"
                 f" got {self.final_logit_softcapping}"
@@ -190,6 +191,15 @@ class Model:
             raise InvalidValue(
                 f"model.qk_norm must be one of {', '.join(QK_NORMS)} or null, got {self.qk_norm!r}"
             )
+        if self.torch_dtype is DType.auto:
+            raise InvalidValue("model.torch_dtype must be one of bf16, fp16, fp32, got auto")
+        check_count("model.tower_parameters", self.tower_parameters, least=0)
+        check_count("model.num_nextn_predict_layers", self.num_nextn_predict_layers, least=0)
+        if self.checkpoint_bytes is not None:
+            check_count("model.checkpoint_bytes", self.checkpoint_bytes)
+        if not self.rope_theta >= 0:
+            raise InvalidValue(f"model.rope_theta must be at least 0, got {self.rope_theta:g}")
+        self._check_parts()
         self._check_layer_types()
         self._check_rope_scaling()
 
@@ -315,11 +325,18 @@ class Model:
         if self.compressed is not None:
             self._check_compressed(self.compressed)
 
+    def _check_parts(self) -> None:
+        """Whole numbers of every part are counts: from 1 on, from 0 where that is the default."""
+        for name, part in vars(self).items():
+            if not is_dataclass(part) or isinstance(part, QuantizationConfig):
+                continue
+            for item in fields(part):
+                value = getattr(part, item.name)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    least = 0 if item.default == 0 else 1
+                    check_count(f"model.{name}.{item.name}", value, least=least)
+
     def _check_compressed(self, known: Compressed) -> None:
-        parts = {"compressed": known, **({"dspark": self.dspark} if self.dspark else {})}
-        for part, facts in parts.items():
-            for name, value in vars(facts).items():
-                check_count(f"model.{part}.{name}", value)
         kinds = {self.layer_type(index) for index in range(self.num_hidden_layers)}
         if not kinds <= {"sliding_attention", SPARSE, HEAVY} or self.mla is not None:
             raise InvalidValue(
@@ -373,6 +390,11 @@ class Gpu:
             raise InvalidValue("gpu.total_bytes must be more than 0, got 0")
         if self.num_sms is not None:
             check_count("gpu.num_sms", self.num_sms)
+        capability = self.compute_capability
+        if capability is not None and re.fullmatch(r"\d{1,3}(\.\d)?", capability) is None:
+            raise InvalidValue(
+                f"gpu.compute_capability must be a number such as 9.0, got {capability!r}"
+            )
         if self.interconnect not in INTERCONNECTS:
             raise InvalidValue(
                 f"gpu.interconnect must be one of {', '.join(INTERCONNECTS)},"

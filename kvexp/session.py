@@ -30,11 +30,12 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A point's result and the folder that holds it."""
+    """A point's result and the folder that holds it, or `problem`: why it does not."""
 
     point: Point
     result: Result
     folder: Path
+    problem: str = ""
 
 
 def run_single(point: Point, *, quiet: bool = False) -> Result:
@@ -42,7 +43,8 @@ def run_single(point: Point, *, quiet: bool = False) -> Result:
 
     Raises:
         ProfilerUnavailable: this machine cannot run the profiler.
-        RequestError: a value is not allowed, or the folder or the store cannot be used.
+        RequestError: a value is not allowed, or the folder or the store cannot be used; a result
+            that could not be written is printed first.
         Interrupted: Ctrl-C or SIGTERM; the point is kept as killed.
     """
     if point.run is None:
@@ -55,13 +57,18 @@ def run_single(point: Point, *, quiet: bool = False) -> Result:
             kept = _run_point(point, session, parent=None, tags={}, is_last=True)
         if not quiet:
             report.print_point(kept.result)
-            _say_where(kept.folder, store)
+            if not kept.problem:
+                _say_where(kept.folder, store)
     _raise_if_killed([kept])
+    if kept.problem:
+        raise RequestError(kept.problem)
     return kept.result
 
 
 def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> list[Result]:
     """Run points in order, each kept as soon as it has ended, and the table of all at the end.
+
+    The sweep ends with a point that cannot be kept, whose result the table still has.
 
     Raises:
         ProfilerUnavailable: this machine can run none of the profilers asked for.
@@ -77,33 +84,46 @@ def run_sweep(points: Sequence[Point], folder: Path, *, quiet: bool = False) -> 
         name = _sweep_name(points)
         parent = store.start_sweep(name, _sweep_tags(points, folder), _sweep_params(points))
         kept: list[Kept] = []
+        problem = ""
         with Worker() as worker:
             session = _Session(store, worker, interrupt)
             for index, point in enumerate(points):
                 tags = {"sweep_id": parent or "", "sweep_name": name, "sweep_index": index}
                 reason = unavailable.get(index)
                 is_last = index == len(points) - 1
-                kept.append(
-                    _run_point(
+                try:
+                    each = _run_point(
                         point, session, parent=parent, tags=tags, skip=reason, is_last=is_last
                     )
-                )
-                ended = kept[-1].result
+                except RequestError as error:
+                    problem = str(error)
+                    break
+                kept.append(each)
+                ended, problem = each.result, each.problem
                 if not quiet and not ended.ok:
                     shown = _short_name(point, common)
                     print(f"{shown}: {ended.status}: {ended.reason}", file=sys.stderr, flush=True)
-                if ended.reason == _INTERRUPTED:
+                if problem or ended.reason == _INTERRUPTED:
                     break
+        if not kept:
+            store.kill(parent)
+            raise RequestError(problem)
         rows = [(_short_name(each.point, common), each.result) for each in kept]
         if not quiet:
             if common:
                 print(", ".join(common))
             report.print_table(rows)
-        store.finish_sweep(parent, rows, _sweep_files(rows, folder), folder)
+        try:
+            files = _sweep_files(rows, folder)
+        except OSError as error:
+            files, problem = [], problem or f"cannot write to {folder}: {error.strerror or error}"
+        store.finish_sweep(parent, rows, files, folder)
         record.release(folder)
         if not quiet:
             _say_where(folder, store)
     _raise_if_killed(kept)
+    if problem:
+        raise RequestError(problem)
     return [each.result for each in kept]
 
 
@@ -177,7 +197,11 @@ def _run_point(
         )
     if is_last:
         session.worker.close()
-    result = _with_files(_with_endings(result, session.worker), folder)
+    problem, result = "", _with_endings(result, session.worker)
+    try:
+        result = _with_files(result, folder)
+    except OSError as error:
+        problem = f"cannot write to {folder}: {error.strerror or error}"
     origin = record.Origin(
         identity=identity,
         overrides=point.overrides,
@@ -187,9 +211,12 @@ def _run_point(
         git=_git_state(Path.cwd()),
     )
     data = record.to_dict(result, origin)
-    record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
+    try:
+        record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
+    except RequestError as error:
+        problem = problem or str(error)
     session.store.finish_point(run_id, data, folder, parent is None)
-    return Kept(point=point, result=result, folder=folder)
+    return Kept(point=point, result=result, folder=folder, problem=problem)
 
 
 def _with_endings(result: Result, worker: Worker) -> Result:

@@ -14,6 +14,7 @@ from kvexp.units import MIB
 from kvexp.weights import Slice, Tensor
 
 WORKSPACE_BYTES = 32 * MIB  # cuBLAS on compute capability 9.0
+FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
 
 
@@ -40,7 +41,22 @@ def weights_bytes(deployment: Deployment, shape: RankShape) -> int:
     allocator = CachingAllocator()
     for size in _tensor_sizes(deployment, shape):
         allocator.allocate(size)
-    return allocator.allocated_bytes
+    beyond = beyond_formula_bytes(deployment) // (deployment.tp * deployment.pp)
+    return max(0, allocator.allocated_bytes + beyond)
+
+
+def beyond_formula_bytes(deployment: Deployment) -> int:
+    """What the checkpoint's tensors take beyond the formula, where it is too much to be scales."""
+    model = deployment.model
+    same_width = deployment.dtype.itemsize_bytes == model.torch_dtype.itemsize_bytes
+    if model.checkpoint_bytes is None or not same_width:
+        return 0
+    own = model.quantization_config.method if model.quantization_config else None
+    if deployment.quantization is not own:
+        return 0
+    formula = sum(weights.bytes_by_module(model, own).values())
+    beyond = model.checkpoint_bytes - formula
+    return beyond if abs(beyond) > FORMULA_ERROR * model.checkpoint_bytes else 0
 
 
 def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:

@@ -49,11 +49,9 @@ def parse_bytes(value: object, *, key: str) -> int:
     return int(size)
 
 
-def parse_optional_bytes(value: object, *, key: str) -> int | None:
-    """Read a size that may be absent; see `parse_bytes`."""
-    return None if value is None else parse_bytes(value, key=key)
-
-
 def gib(size_bytes: int) -> str:
-    """Write a size for a person, e.g. `56.60 GiB`."""
-    return f"{size_bytes / GIB:,.2f} GiB"
+    """Write a size for a person, e.g. `56.60 GiB`; `3.00 MiB` or `120 B` where that reads 0.00."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size_bytes == 0 or abs(size_bytes) >= unit / 200:
+            return f"{size_bytes / unit:,.2f} {name}"
+    return f"{size_bytes:,} B"

@@ -29,6 +29,7 @@ __all__ = [
     "architecture_of",
     "attention",
     "attention_norms",
+    "bytes_at",
     "bytes_by_module",
     "embedding",
     "head",
@@ -283,6 +284,19 @@ def bytes_by_module(model: Model, quantization: Quantization | None) -> dict[str
         rows -= head * model.torch_dtype.itemsize_bytes
     sizes["embedding"] -= rows
     return sizes
+
+
+def bytes_at(model: Model, bits: float) -> int:
+    """Bytes of the whole model with so many bits an element of matrices and tables, as in GGUF.
+
+    Norms, biases, routers and encoders keep the dtype, experts in a format of their own that.
+    """
+    tensors = [tensor for _, tensor in _whole(model, None)]
+    item = model.torch_dtype.itemsize_bytes
+    packed = [t for t in tensors if t.role in ("linear", "embedding") and t.itemsize_bytes == item]
+    elements = sum(tensor.numel for tensor in packed)
+    kept_bytes = sum(tensor.size_bytes for tensor in tensors) - elements * item
+    return kept_bytes + int((elements - _padding(model, 1)) * bits / 8)
 
 
 def _padding(model: Model, item: int) -> int:

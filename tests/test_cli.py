@@ -1,5 +1,6 @@
 """The command line: its grammar, its exit status, and one clear line for every mistake."""
 
+import errno
 import json
 import os
 import signal
@@ -174,6 +175,43 @@ def test_a_profiler_that_cannot_run_here_is_a_wrong_request(command_line, monkey
         assert status == 2
         assert f"profiler={profiler} cannot run here" in err
         assert err.count("\n") == 1
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No room for a second result.json, nor for what a sweep writes after it."""
+    from kvexp import record
+
+    written, write = [], record.write_text
+
+    def write_text(path, text):
+        if written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, text)
+        written.extend([path] if path.name == record.RESULT_FILE else [])
+
+    monkeypatch.setattr(record, "write_text", write_text)
+    return written
+
+
+def test_a_sweep_that_cannot_be_kept_any_longer_shows_all_that_was_computed(
+    command_line, full_disk
+):
+    status, out, err = command_line("-m", "util=0.8,0.85,0.9", "tracking=off")
+
+    assert status == 2
+    assert "util=0.8 " in out and "util=0.85" in out and "util=0.9" not in out
+    assert err.startswith("kvexp: cannot write to ")
+    assert "No space left on device" in err and err.count("\n") == 1
+
+
+def test_a_point_that_cannot_be_kept_is_shown(command_line, full_disk):
+    full_disk.append("something else")
+    status, out, err = command_line("util=0.9", "tracking=off")
+
+    assert status == 2
+    assert "blocks" in out and "results:" not in out
+    assert "No space left on device" in err and err.count("\n") == 1
 
 
 def test_a_mixed_sweep_skips_what_cannot_run(command_line, tmp_path, monkeypatch):

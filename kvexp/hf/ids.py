@@ -15,6 +15,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from kvexp.dtypes import KvDtype, Quantization
+from kvexp.formats import MX_GROUP, PER_ROW
+from kvexp.request import QuantizationConfig
 
 _ID = re.compile(r"^hf_id:\s*(\S+)", re.MULTILINE)
 _ALIASES = re.compile(r"^aliases:[^\n]*\n((?:\s+- \S+\n)+)", re.MULTILINE)
@@ -36,11 +38,22 @@ _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
 _UNQUANTISED = re.compile(r"(.+?)-(?:qat-)?(?:q4_0-)?unquantized")
 """A checkpoint trained for a format that is stored without it."""
 
-_EIGHT_BITS = (
-    (r"gptq-(int8|8bit)", "{method:gptq,bits:8,group_size:128}"),
-    (r"(quantized\.)?w8a16", "{method:w4a16,bits:8,group_size:0}"),
+_UNNAMED = (
+    (
+        r"gptq-(int8|8bit)",
+        QuantizationConfig(method=Quantization.gptq, bits=8, group_size=128),
+    ),
+    (
+        r"(quantized\.)?w8a16",
+        QuantizationConfig(method=Quantization.w4a16, bits=8, group_size=PER_ROW),
+    ),
+    (  # compressed-tensors; 33.5 GiB of cyankiwi/gemma-4-31B-it-AWQ-8bit have groups of 32
+        r"awq-(int8|8bit)",
+        QuantizationConfig(method=Quantization.w4a16, bits=8, group_size=32),
+    ),
+    (r"mxfp8", QuantizationConfig(method=Quantization.fp8, group_size=MX_GROUP)),
 )
-"""Formats of 4 bits that a repository holds in 8, as `model.quantization_config`."""
+"""Formats that `quantization` has no name for: of 4 bits in 8, of 8 with a scale for each 32."""
 
 _KV_SUFFIX = re.compile(r"fp8-kv", re.IGNORECASE)
 
@@ -50,13 +63,13 @@ class Known:
     """An entry and, for a quantised repository, its format and the dtype of its cache.
 
     `stored` is a format that `quantization` has no name for, or what its publisher leaves out of
-    one, as `model.quantization_config`; `experts` the format of experts alone, as
-    `model.moe.format`; `kv_cache_scheme` what the checkpoint asks for its cache.
+    one; `experts` the format of experts alone, as `model.moe.format`; `kv_cache_scheme` what the
+    checkpoint asks for its cache.
     """
 
     option: str
     quantization: Quantization | None = None
-    stored: str | None = None
+    stored: QuantizationConfig | None = None
     experts: str | None = None
     kv_dtype: KvDtype | None = None
     kv_cache_scheme: KvDtype | None = None
@@ -101,7 +114,7 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
         return None
     recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
     if quantization is not None and "ignore" in recipe:
-        stored = _written(quantization, recipe["ignore"])
+        stored = QuantizationConfig(method=quantization, ignore=recipe["ignore"])
     scheme, experts = recipe.get("kv_cache_scheme"), recipe.get("experts")
     return Known(
         option=option,
@@ -111,11 +124,6 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
         kv_dtype=KvDtype.fp8 if _KV_SUFFIX.search(wanted) else None,
         kv_cache_scheme=None if scheme is None else KvDtype[scheme],
     )
-
-
-def _written(method: Quantization, ignore: Iterable[str]) -> str:
-    names = ",".join(f"'{each}'" for each in ignore)
-    return f"{{method:{method.name},ignore:[{names}]}}"
 
 
 @cache
@@ -132,11 +140,11 @@ def _of_name(name: str, known: Mapping[str, str]) -> str | None:
     return next((option for each, option in known.items() if _plain(each) == plain), None)
 
 
-def _split(name: str) -> tuple[str, Quantization | None, str | None] | None:
-    """A name without its format, and the format: one with a name, or one of 8 bits."""
+def _split(name: str) -> tuple[str, Quantization | None, QuantizationConfig | None] | None:
+    """A name without its format, and the format: one that has a name here, or one that has none."""
     if (plain := _UNQUANTISED.fullmatch(name)) is not None:
         return plain[1], None, None
-    for pattern, stored in _EIGHT_BITS:
+    for pattern, stored in _UNNAMED:
         if (match := re.fullmatch(rf"(.+?)-({pattern})", name)) is not None:
             return match[1], None, stored
     for pattern, quantization in _SUFFIXES:

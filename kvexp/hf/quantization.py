@@ -5,7 +5,7 @@ from typing import Any
 
 from kvexp.dtypes import KvDtype, Quantization
 from kvexp.errors import InvalidValue
-from kvexp.formats import PER_MATRIX, PER_ROW
+from kvexp.formats import MX_GROUP, PER_MATRIX, PER_ROW
 from kvexp.hf.section import Section
 from kvexp.request import QuantizationConfig
 
@@ -116,6 +116,8 @@ def _compressed(section: Section) -> QuantizationConfig | None:
         return QuantizationConfig(method=Quantization.nvfp4, group_size=16)
     if "mxfp4" in form or (kind == "float" and bits == 4):
         return QuantizationConfig(method=Quantization.mxfp4, group_size=32)
+    if "mxfp8" in form or (kind == "float" and bits == 8 and size == MX_GROUP):
+        return QuantizationConfig(method=Quantization.fp8, group_size=MX_GROUP)
     if kind == "float" and bits == 8:
         block = weights.integers("block_structure")
         if block:
@@ -151,12 +153,14 @@ def _modelopt(section: Section) -> QuantizationConfig:
         return QuantizationConfig(method=Quantization.fp8, group_size=PER_MATRIX)
     if algorithm in ("FP8_PB_WO", "FP8_BLOCK"):
         return QuantizationConfig(method=Quantization.fp8, block_size=128)
+    if algorithm == "MXFP8":
+        return QuantizationConfig(method=Quantization.fp8, group_size=MX_GROUP)
     if algorithm in ("NVFP4", "W4A16_NVFP4", "MIXED_PRECISION", ""):
         size = inner.integer("group_size") or 16
         if algorithm in ("MIXED_PRECISION", ""):
             inner.assume("quant_algo is mixed or not given: every matrix is counted as nvfp4")
         return QuantizationConfig(method=Quantization.nvfp4, group_size=size)
-    raise inner.wrong(("quant_algo",), "FP8, FP8_PB_WO or NVFP4", algorithm)
+    raise inner.wrong(("quant_algo",), "FP8, FP8_PB_WO, MXFP8 or NVFP4", algorithm)
 
 
 def _auto_round(section: Section) -> QuantizationConfig:

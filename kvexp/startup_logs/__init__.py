@@ -7,6 +7,7 @@ A record has the keys of a start's inputs at the top, `explicit` with those that
 from kvexp.startup_logs.costs import Costs, costs_of
 from kvexp.startup_logs.keys import INPUTS
 from kvexp.startup_logs.reading import UnreadableLog, arguments, as_input, full_name, read_log
+from kvexp.startup_logs.text import read_text
 
 __all__ = [
     "INPUTS",
@@ -17,4 +18,5 @@ __all__ = [
     "costs_of",
     "full_name",
     "read_log",
+    "read_text",
 ]

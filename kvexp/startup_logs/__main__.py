@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvexp.startup_logs import UnreadableLog, read_log
+from kvexp.startup_logs import UnreadableLog, read_log, read_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     for path in parser.parse_args(arguments).files:
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-            print(json.dumps(read_log(text, path.stem)))
+            print(json.dumps(read_log(read_text(path), path.stem)))
         except (OSError, UnreadableLog) as error:
-            print(f"kvexp: {path}: {error}", file=sys.stderr)
+            reason = getattr(error, "strerror", None) or error
+            print(f"kvexp: {path}: {reason}", file=sys.stderr)
             status = 2
     return status
 

@@ -108,8 +108,8 @@ def values(match: re.Match[str]) -> Iterator[tuple[str, Value]]:
 
 
 def number(text: str) -> Value:
-    """The number that a text is, else the text; no log prints more than 18 digits."""
+    """The number that a text is, else the text; a count has at most 18 digits."""
     plain = text.replace(",", "")
     if re.fullmatch(r"-?\d{1,18}", plain):
         return int(plain)
-    return float(plain) if re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", plain) else text
+    return float(plain) if re.fullmatch(r"-?(\d+|\d*\.\d+(e-?\d+)?)", plain) else text

@@ -17,6 +17,8 @@ from kvexp.validate.flags import Flags
 
 LARGEST = 1 << 53
 """No figure of a record is larger: up to here whole numbers are exact as floats."""
+LARGEST_GIB = 1 << 32
+"""No size in GiB is larger: what `units.parse_bytes` takes."""
 
 _FREE = ("free_gib", "init_free_gib")
 """Keys of `extra` that are inputs: what was free is no output of the engine."""
@@ -144,10 +146,13 @@ def case_of(record: Mapping[str, Any]) -> Case:
 def _object(line: str) -> Mapping[str, Any]:
     try:
         found = json.loads(line, parse_constant=_no_number)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UnreadableRecord("holds bytes that are no text in UTF-8") from None
     except (ValueError, RecursionError) as error:
         raise UnreadableRecord(f"not a line of JSON: {error}") from None
     if not isinstance(found, dict):
-        raise UnreadableRecord(f"must be a JSON object, got {_short(found)}")
+        raise UnreadableRecord(f"must be a JSON object, got {short(found)}")
     return found
 
 
@@ -160,7 +165,7 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
     for name in ("id", "engine"):
         value = record.get(name)
         if not isinstance(value, str) or not value.strip():
-            raise UnreadableRecord(f"{name} must be a text, got {_short(value)}")
+            raise UnreadableRecord(f"{name} must be a text, got {short(value)}")
         values[name] = value
     for name, kinds in INPUTS.items():
         values[name] = _value(record, name, kinds)
@@ -172,7 +177,7 @@ def _inputs(record: Mapping[str, Any]) -> Inputs:
         values[name] = _value(extra, name, (int, float), inside="extra.")
     explicit = record.get("explicit") or []
     if not isinstance(explicit, list) or not all(isinstance(each, str) for each in explicit):
-        raise UnreadableRecord(f"explicit must be a list of keys, got {_short(explicit)}")
+        raise UnreadableRecord(f"explicit must be a list of keys, got {short(explicit)}")
     known = {item.name for item in fields(Inputs)}
     among = _among_flags(values)
     stated = (*(each for each in explicit if each in known), *among)
@@ -196,7 +201,7 @@ def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside
         return None
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise UnreadableRecord(f"{inside}{name} must be {wanted} or null, got {_short(value)}")
+        raise UnreadableRecord(f"{inside}{name} must be {wanted} or null, got {short(value)}")
     if isinstance(value, int | float) and not isinstance(value, bool):
         _check_size(value, f"{inside}{name}")
         if kinds == (int,) and value < 1:  # every whole number is a count
@@ -207,8 +212,10 @@ def _value(record: Mapping[str, Any], name: str, kinds: tuple[type, ...], inside
 
 
 def _check_size(value: float, name: str) -> None:
-    if not -LARGEST < value < LARGEST:
-        raise UnreadableRecord(f"{name} must be a number below 2^53, got {_short(value)}")
+    largest = LARGEST_GIB if name.endswith("_gib") else LARGEST
+    if not -largest < value < largest:
+        limit = f"2^{largest.bit_length() - 1}"
+        raise UnreadableRecord(f"{name} must be a number below {limit}, got {short(value)}")
 
 
 def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -216,13 +223,14 @@ def _mapping(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise UnreadableRecord(f"{name} must be an object or null, got {_short(value)}")
+        raise UnreadableRecord(f"{name} must be an object or null, got {short(value)}")
     return value
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """A value as a message has it, cut where it is long."""
     text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _SIZES = {
@@ -280,7 +288,7 @@ def _number(outputs: Mapping[str, Any], name: str, inside: str = "outputs.") -> 
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnreadableRecord(f"{inside}{name} must be a number or null, got {_short(value)}")
+        raise UnreadableRecord(f"{inside}{name} must be a number or null, got {short(value)}")
     _check_size(value, f"{inside}{name}")
     return value
 
@@ -292,5 +300,5 @@ def _outcome(outputs: Mapping[str, Any]) -> str | None:
     outcome = "ok" if error == "none" else error
     if outcome not in OUTCOMES:
         wanted = ", ".join(("none", *OUTCOMES[1:]))
-        raise UnreadableRecord(f"outputs.error must be one of {wanted}, got {_short(error)}")
+        raise UnreadableRecord(f"outputs.error must be one of {wanted}, got {short(error)}")
     return str(outcome)

@@ -1,18 +1,22 @@
 """The command: read records, predict each, show and keep how far the predictions are off."""
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kvexp import record, tracking
 from kvexp.errors import RequestError
-from kvexp.startup_logs import UnreadableLog, read_log
+from kvexp.interrupt import Interrupt
+from kvexp.startup_logs import UnreadableLog, read_log, read_text
 from kvexp.validate import case, kept, output, page, pictures, report, score
 from kvexp.validate.predict import predict
 
 OK, BELOW_THRESHOLD, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+MOST_PROBLEMS = 10
 
 
 def main() -> None:
@@ -41,37 +45,70 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     limits = {} if options.check is None else output.thresholds(options.check)
+    for path in filter(None, (options.json, options.page, options.picture)):
+        _refuse_unwritable(path)
     store = None if options.mlflow is None else kept.open_store(options.mlflow)
     stems = [path.stem for path in options.log]
     logs = [(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in options.log]
     files = [*map(_read, options.files), *(_read_log(path, name) for path, name in logs)]
-    problems = [problem for found in files for problem in found.problems]
-    scored = score.score((each for found in files for each in found.cases), predict)
-    summary = score.summary(scored, options.group)
+    problems = [problem for found in files for problem in _first(found.problems)]
+    cases = [each for found in files for each in found.cases]
     names = [str(path) for path in (*options.files, *options.log)]
-    if options.json is not None:
-        _write(options.json, output.as_json(scored, summary))
-    if options.page is not None:
-        chosen = [*names, *(f"--group={prefix}" for prefix in options.group)]
-        _write(options.page, page.page_text(scored, summary, chosen))
-    if options.picture is not None:
-        _draw(scored, options.picture)
-    if store is not None:
-        kept.keep(store, scored, summary, names)
+    with Interrupt() as interrupt:
+        scored = _scored(cases, interrupt)
+        summary = score.summary(scored, options.group)
+        unwritten = list(_kept(options, scored, summary, names))
+    problems += unwritten
     if scored:
-        _print(_lines(scored, summary, quiet=options.quiet))
-    elif not problems:
+        _print(_lines(scored, summary, quiet=options.quiet and not unwritten))
+    elif not problems and not interrupt.asked:
         _print([f"no record in {', '.join(names)}"])
     if store is not None:
+        kept.keep(store, scored, summary, names)
         _print([tracking.ui_command(store)])
     for problem in problems:
         _say(problem, WRONG_REQUEST)
+    if interrupt.asked:
+        return _say(f"interrupted after {len(scored)} of {len(cases)} records", INTERRUPTED)
     missed = output.missed(limits, summary)
     for line in missed:
         _say(line, BELOW_THRESHOLD)
     if problems:
         return WRONG_REQUEST
     return BELOW_THRESHOLD if missed else OK
+
+
+def _scored(cases: Sequence[case.Case], interrupt: Interrupt) -> list[score.Scored]:
+    """The cases until a signal comes, each with its prediction."""
+    scored: list[score.Scored] = []
+    for each in cases:
+        try:
+            with interrupt.allowed():
+                scored += score.score([each], predict)
+        except KeyboardInterrupt:
+            break
+    return scored
+
+
+def _kept(
+    options: argparse.Namespace,
+    scored: Sequence[score.Scored],
+    summary: Mapping[str, Any],
+    names: Sequence[str],
+) -> Iterator[str]:
+    """Write what was asked for; one line for each file that cannot be written."""
+    chosen = [*names, *(f"--group={prefix}" for prefix in options.group)]
+    writers: tuple[tuple[Path | None, Callable[[Path], None]], ...] = (
+        (options.json, lambda to: record.write_text(to, output.as_json(scored, summary))),
+        (options.page, lambda to: record.write_text(to, page.page_text(scored, summary, chosen))),
+        (options.picture, lambda to: pictures.draw_scatter(scored, to)),
+    )
+    for path, write in writers:
+        try:
+            if path is not None:
+                write(path)
+        except (OSError, ValueError) as error:
+            yield f"cannot write to {path}: {getattr(error, 'strerror', None) or error}"
 
 
 def _lines(
@@ -88,41 +125,60 @@ def _print(lines: Iterable[str]) -> None:
         for line in lines:
             print(line)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left; what is kept is complete
+    except OSError as error:  # what is kept is complete
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise RequestError(f"cannot print: {error.strerror or error}") from None
 
 
 def _read(path: Path) -> case.Records:
     try:
-        with path.open(encoding="utf-8") as lines:
-            return case.read(lines, str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
+        text = read_text(path, errors="surrogateescape")
+    except OSError as error:
+        return _unreadable(path, error)
+    return case.read(io.StringIO(text, newline=None), str(path))
 
 
 def _read_log(path: Path, name: str) -> case.Records:
     """The one record of a raw log; `name` is its id."""
     try:
-        found = read_log(path.read_text(encoding="utf-8", errors="replace"), name)
+        found = read_log(read_text(path), name)
         return case.Records(cases=(case.case_of(found),), problems=())
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error}") from None
+        return _unreadable(path, error)
     except (UnreadableLog, case.UnreadableRecord) as error:
         return case.Records(cases=(), problems=(f"{path}: {error}",))
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        record.write_text(path, text)
-    except OSError as error:
-        raise RequestError(f"cannot write to {path}: {error.strerror or error}") from None
+def _unreadable(path: Path, error: OSError) -> case.Records:
+    problem = f"{path} cannot be read: {error.strerror or error}"
+    return case.Records(cases=(), problems=(problem,))
 
 
-def _draw(scored: Sequence[score.Scored], path: Path) -> None:
-    try:
-        pictures.draw_scatter(scored, path)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"cannot write to {path}: {error}") from None
+def _first(problems: Sequence[str]) -> Iterator[str]:
+    """So many problems of a file that a person reads them, and how many more there are."""
+    yield from problems[:MOST_PROBLEMS]
+    if len(problems) > MOST_PROBLEMS:
+        name = problems[-1].partition(": ")[0].rpartition(":")[0]
+        yield f"{name}: {len(problems) - MOST_PROBLEMS} more lines are no records"
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """What cannot be written is refused before anything is predicted.
+
+    Raises:
+        RequestError: it is a folder, or its folder is missing or not to be written to.
+    """
+    folder = path.resolve().parent
+    if path.is_dir():
+        reason = "it is a folder"
+    elif not folder.is_dir():
+        reason = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK):
+        reason = f"the folder {folder} is not to be written to"
+    else:
+        return
+    raise RequestError(f"cannot write to {path}: {reason}")
 
 
 def _parser() -> argparse.ArgumentParser:

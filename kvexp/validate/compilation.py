@@ -15,22 +15,11 @@ _MODES = {0: "none", 1: "piecewise", 2: "full", (2, 0): "full_decode_only"} | {
 }
 _COMPILATION = ("none", "stock_torch_compile", "dynamo_trace_once", "vllm_compile")
 CAPTURED = re.compile(
-    r"(\d{1,3}) (?:cuda ?graph )?(?:capture )?(?:sizes|graphs|shapes)$", re.IGNORECASE
+    r"([1-9]\d{0,2}) (?:cuda ?graph )?(?:capture )?(?:sizes|graphs|shapes)$", re.IGNORECASE
 )
 """Words about how many batch sizes were captured: `27 capture sizes`."""
 
-_STEP, _FAR_STEP, _FAR = 8, 16, 256
 _ENUM = re.compile(r"<?(?:\w+\.)?(\w+?)(?::.*)?>?")
-
-
-def largest_captured(count: int, release: tuple[int, ...]) -> int:
-    """The largest of so many default sizes: 1, 2, 4, by 8, and from 256 on by 16 since 0.12."""
-    if count <= 3:
-        return (1, 2, 4)[max(count, 1) - 1]
-    near = _STEP * (count - 3)
-    if release < LEVELS_SINCE or near <= _FAR:
-        return near
-    return _FAR + (near - _FAR) // _STEP * _FAR_STEP
 
 
 def translated(flags: Flags, release: tuple[int, ...]) -> Iterator[Flag]:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from kvexp.dtypes import KvDtype, Quantization
 from kvexp.hf import ids
+from kvexp.request import QuantizationConfig
 
 _HF_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TEXT_ONLY = re.compile(r"[-_ ]text$")
 _VARIANT = re.compile(r"-(instruct|chat|it|hf|base|class|family|like|llm|fp16|bf16|sft)$")
 _HUB_FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
-_GGUF = re.compile(r"[-.]?(?:i?q(\d)\w*)?[-.]gguf$")
+_TYPE = r"i?q\d_\w+|b?f16|f32"
+_GGUF = re.compile(rf"[-.]?({_TYPE})?[-.]gguf(?::({_TYPE}))?$")
+_GGUF_TYPE = re.compile(r"\bi?q\d_\w+")
 _NOTE = re.compile(r"\(([^)]*)\)")
 _EITHER = re.compile(r"\b([A-Za-z]+)(\d[\d.]*)/(\d[\d.]*)(?=-)")
 """Two releases of one name: `Qwen3.5/3.6-35B-A3B`."""
@@ -43,7 +46,7 @@ _FORMATS: tuple[tuple[str, Quantization], ...] = (
 class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
-    `gguf_bits` are those of a GGUF file, 16 where its name does not say; `text_only` means the
+    `gguf` is the type of a GGUF file, F16 where its name does not say; `text_only` means the
     decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`,
     `experts` and `kv_cache_scheme` are those of `ids.Known`.
     """
@@ -51,10 +54,10 @@ class Named:
     option: str
     quantization: Quantization | None = None
     kv_dtype: KvDtype | None = None
-    gguf_bits: int | None = None
+    gguf: str | None = None
     text_only: bool = False
     within: str | None = None
-    stored: str | None = None
+    stored: QuantizationConfig | None = None
     experts: str | None = None
     kv_cache_scheme: KvDtype | None = None
 
@@ -114,7 +117,8 @@ class Catalogue:
         gguf = _GGUF.search(name)
         if gguf is not None:
             base = self._find(name[: gguf.start()])
-            return None if base is None else Named(base.option, gguf_bits=int(gguf[1] or 16))
+            kind = (gguf[1] or gguf[2] or "f16").upper()
+            return None if base is None else Named(base.option, gguf=kind)
         for form in dict.fromkeys((name, _without_variant(name))):
             known = ids.find(form, self._known)
             if known is not None:
@@ -147,6 +151,12 @@ def format_of(text: str) -> Quantization | None:
         if re.search(pattern, text.lower()):
             return quantization
     return None
+
+
+def gguf_type(text: str) -> str | None:
+    """The type of a GGUF file that a text names."""
+    found = _GGUF_TYPE.search(text.lower())
+    return None if found is None else found[0].upper()
 
 
 def _candidates(text: str) -> Iterator[str]:

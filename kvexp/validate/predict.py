@@ -12,7 +12,7 @@ from kvexp.errors import InvalidValue
 from kvexp.results import Part, Refusal, Result, Status
 from kvexp.validate import versions
 from kvexp.validate.cards import Card
-from kvexp.validate.case import Inputs, half_digit
+from kvexp.validate.case import Inputs, half_digit, short
 from kvexp.validate.doubts import COUNTS, TOTAL_ERROR, widened
 from kvexp.validate.models import Named
 from kvexp.validate.prediction import VALUES, Interval, Outcome, Prediction
@@ -54,6 +54,8 @@ def predict(inputs: Inputs) -> Prediction:
         return widened(inputs, _predicted(inputs, card, named), lambda each: _varied(each, named))
     except (NoRequest, InvalidValue, OmegaConfBaseException) as error:
         return Prediction.unanswered(str(error).splitlines()[0])
+    except Exception as error:  # one case's fault, as a point's, must not lose the others
+        return Prediction.unanswered(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 def _predicted(inputs: Inputs, card: Card | None, named: Named) -> Prediction:
@@ -308,7 +310,9 @@ def _spanning(value: Interval | None, others: Sequence[Interval | None]) -> Inte
 
 def _without_model(inputs: Inputs, card: Card | None) -> Prediction:
     """What is known without a model: whether enough is free at the start."""
-    reason = f"model {inputs.model!r} is in no catalogue" if inputs.model else "no model is named"
+    reason = (
+        f"model {short(inputs.model)} is in no catalogue" if inputs.model else "no model is named"
+    )
     if card is None or inputs.free_gib is None or inputs.gpu_memory_utilization is None:
         return Prediction.unanswered(reason)
     checked = Inputs(

@@ -6,13 +6,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kvexp import registry
-from kvexp.dtypes import DType, KvDtype, Quantization
-from kvexp.hf import ids
-from kvexp.request import Gpu, Model, QuantizationConfig
+from kvexp import registry, weights
+from kvexp.dtypes import DType, KvDtype
+from kvexp.engine import Engine
+from kvexp.hf import gguf, ids
+from kvexp.request import Gpu, Model
 from kvexp.schema import Run
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
@@ -62,10 +62,7 @@ _KV_DTYPES = {each.value: each for each in KvDtype} | {
 _WITHOUT_RULE = ("nvfp4_ds_mla",)
 """Caches of a fraction of the compute dtype's size, which no dtype of ours stands for."""
 
-_AS_LARGE = "whose pools hold 0.4 % fewer tokens in two public logs of DeepSeek-V4"
-
-_GGUF = ((5, Quantization.w4a16), (8, Quantization.w8a8))
-"""Up to how many bits of an element a GGUF file is counted as a format of ours."""
+_AS_LARGE = "whose pools differ from those by 0.4 % in two public logs of DeepSeek-V4"
 
 
 class NoRequest(ValueError):
@@ -203,14 +200,14 @@ class _Draft:
         """Flags that are the engine's own options, and the features that others ask for."""
         given = Flags(self.inputs.other_flags, self.inputs.engine)
         self._inputs_among(given)
-        self._captured_among(given)
+        cls = known.plugins[self.option]
+        engine: Engine = typed(cls, self.engine)
+        self._captured_among(given, engine)
         if self.option == "sglang":
             self.notes += sglang.translate(given, self.inputs.model or "", self.known)
         elif self.option in ("lmdeploy", "tensorrt_llm"):
             speculative.translate(given)
-        cls = known.plugins[self.option]
-        release = versions.release_of(self.engine.get("version", getattr(cls, "version", "")))
-        own = features.options(given, cls, release)
+        own = features.options(given, cls, versions.release_of(engine.version))
         asked = features.asked(given, known.draft)
         given.drop_free()
         changes = costs_of(self.inputs.engine).no_rule
@@ -226,14 +223,13 @@ class _Draft:
             elif value != used:
                 self.notes.append(f"other_flags: {flag.words!r}, but {key} is {used}")
 
-    def _captured_among(self, given: Flags) -> None:
-        """How many sizes vLLM captured: V0's end with the requests."""
-        version = self.engine.get("version", "")
-        if self.option != "vllm" or not version:
+    def _captured_among(self, given: Flags, engine: Engine) -> None:
+        """How many sizes were captured: those of vLLM's V0 end with the requests."""
+        if engine.largest_graph(1) is None:
             return
         for flag, said in given.take_words(compilation.CAPTURED):
-            largest = compilation.largest_captured(int(said[1]), versions.release_of(version))
-            if not versions.is_v0(version):
+            largest = engine.largest_graph(int(said[1]))
+            if not versions.is_v0(engine.version):
                 self.engine["max_cudagraph_capture_size"] = largest
             elif self.inputs.max_num_seqs is None:
                 self.values["max_num_seqs"] = largest
@@ -313,12 +309,12 @@ class _Draft:
         text = self.inputs.quantization or ""
         if named.text_only:
             self.model["tower_parameters"] = 0
+        kind = named.gguf or models.gguf_type(text)
+        if kind is not None:
+            self._gguf(kind)
+            return
         method = named.quantization or models.format_of(text)
-        if named.gguf_bits is not None:
-            method = next((each for bits, each in _GGUF if named.gguf_bits <= bits), None)
-            counted = method.name if method else "the compute dtype"
-            self.notes.append(f"quantization: GGUF of {named.gguf_bits} bits counted as {counted}")
-        elif text and method is None:
+        if text and method is None:
             self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
         own, moe = self.known.quantization_config, self.known.moe
         if named.kv_cache_scheme is not None:
@@ -327,7 +323,7 @@ class _Draft:
             self.model["moe"] = replace(moe, format=named.experts)
             return
         if named.stored is not None:
-            self.model["quantization_config"] = _stored(named.stored)
+            self.model["quantization_config"] = named.stored
             return
         if method is None or (moe is not None and method.name == moe.format):
             return
@@ -339,6 +335,17 @@ class _Draft:
             self.notes.append(
                 f"quantization: {method.name} instead of the checkpoint's {own.method.name}"
             )
+
+    def _gguf(self, kind: str) -> None:
+        """A GGUF file instead of the checkpoint: as many bytes as its type packs elements into."""
+        self.model["quantization_config"] = None
+        bits = gguf.bits_of(kind)
+        if bits is None:
+            self.notes.append(f"quantization: no rule for GGUF's {kind}, the compute dtype instead")
+            return
+        packed = replace(self.known, **self.model)
+        self.model["checkpoint_bytes"] = weights.bytes_at(packed, bits)
+        self.notes.append(f"quantization: GGUF's {kind} counted as {bits:g} bits an element")
 
     def length(self) -> None:
         """A length beyond the model's own is allowed to whoever insists."""
@@ -357,14 +364,6 @@ class _Draft:
         if known:
             total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
             self.gpu["free_bytes"] = min(parse_bytes(_gib(min(known)), key="free_gib"), total)
-
-
-def _stored(text: str) -> QuantizationConfig:
-    """A format as `ids.Known` writes it, for the command line."""
-    values = OverridesParser.create().parse_override(f"stored={text}").value()
-    assert isinstance(values, dict)
-    stored: QuantizationConfig = typed(QuantizationConfig, values)
-    return stored
 
 
 def _gib(size: float) -> str:

@@ -6,7 +6,6 @@ torch and transformers are imported where they are used: without them this packa
 from kvexp.workload.architectures import (
     check_describes,
     config_facts,
-    config_path,
     transformers_config,
 )
 from kvexp.workload.building import Rank
@@ -41,7 +40,6 @@ __all__ = [
     "check_device",
     "check_measurable",
     "config_facts",
-    "config_path",
     "die_with",
     "driver_version",
     "import_libraries",

@@ -66,9 +66,6 @@ class NanoVllm(Engine):
                 f"max_num_batched_tokens must be at least max_model_len ({length}) for nano-vLLM,"
                 f" got {tokens}"
             )
-        free = gpu.free_bytes
-        if free is None:
-            free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
         deployment = Deployment(
             model=model,
             gpu=gpu,
@@ -87,7 +84,7 @@ class NanoVllm(Engine):
             pp=1,
             enforce_eager=knobs.enforce_eager,
             total_bytes=gpu.total_bytes,
-            free_bytes=free,
+            free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=gpu.used_by_others_bytes,
             notes=tuple(model.notes),
         )

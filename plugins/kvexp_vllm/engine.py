@@ -174,9 +174,6 @@ class Vllm(Engine):
             knobs.block_size or defaults.block_size(knobs, kv_dtype), self.version, skipped
         )
         gpu = knobs.gpu
-        free = gpu.free_bytes
-        if free is None:
-            free = max(0, gpu.total_bytes - gpu.context_bytes - gpu.used_by_others_bytes)
         deployment = Deployment(
             model=defaults.cached_model(knobs.model, self.version),
             gpu=gpu,
@@ -204,7 +201,7 @@ class Vllm(Engine):
             compiled=graphs.compiles(self._graphs, rules),
             auto_fit=knobs.max_model_len == AUTO_FIT,
             total_bytes=gpu.total_bytes,
-            free_bytes=free,
+            free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=gpu.used_by_others_bytes,
             notes=(
                 *notes.of_model(knobs.model),
@@ -406,6 +403,10 @@ class Vllm(Engine):
     def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
         """See `Engine.graph_batch_sizes`."""
         return graphs.captured(deployment, self.rules, self._graphs).sizes
+
+    def largest_graph(self, count: int) -> int:
+        """See `Engine.largest_graph`."""
+        return graphs.largest_of(count, self.rules)
 
     def log_lines(self, deployment: Deployment, plan: CachePlan) -> tuple[str, ...]:
         """The engine core's lines about capacity, in the version's shape."""

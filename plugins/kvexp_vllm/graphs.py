@@ -5,8 +5,9 @@ between the attentions of every size, whole graphs of every size, or whole ones 
 whose sizes end with the requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count, islice, takewhile
 
 from kvexp.contract import Deployment, InvalidValue, check_count
 from kvexp_vllm.rules import VersionRules, patch_release_of
@@ -140,6 +141,11 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     )
 
 
+def largest_of(number: int, rules: VersionRules) -> int:
+    """The largest of so many default sizes."""
+    return next(islice(_default_sizes(rules), number - 1, None))
+
+
 def _made(
     chosen: str, sizes: tuple[int, ...], decoding: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -185,9 +191,12 @@ def _largest(deployment: Deployment, rules: VersionRules, wanted: int) -> int:
 
 
 def _steps(largest: int, rules: VersionRules) -> tuple[int, ...]:
-    far = rules.graph_stride
-    steps = (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, far))
-    return tuple(size for size in steps if size <= largest)
+    return tuple(takewhile(lambda size: size <= largest, _default_sizes(rules)))
+
+
+def _default_sizes(rules: VersionRules) -> Iterator[int]:
+    """Default sizes without an end."""
+    return chain((1, 2, 4), range(8, 256, 8), count(256, rules.graph_stride))
 
 
 def _decoding(deployment: Deployment, sizes: tuple[int, ...]) -> tuple[int, ...]:

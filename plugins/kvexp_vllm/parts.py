@@ -1,10 +1,10 @@
 """Parts of a budget: sizes with where they come from and how far they may be off."""
 
-from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, weights
+from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, terms, weights
 from kvexp_vllm import sparse_attention
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules
-from kvexp_vllm.weights import Loaded, adjusted_bytes
+from kvexp_vllm.weights import Loaded
 
 MEASURED_TYPES = (
     "llama",
@@ -36,7 +36,7 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
     if model.tower_parameters:
         doubts.append("encoders by their number of parameters")
         spread += 0.005
-    if adjusted_bytes(deployment):
+    if terms.beyond_formula_bytes(deployment):
         doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
         spread += 0.005
     if not weights.is_known(model):

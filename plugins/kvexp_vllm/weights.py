@@ -20,6 +20,7 @@ from kvexp.contract import (
     Slice,
     Tensor,
     drafts,
+    terms,
     weights,
 )
 from kvexp_vllm import lora, multimodal, step_buffers
@@ -30,7 +31,6 @@ from kvexp_vllm.rules import VersionRules
 SPLIT_LIMIT_BYTES = 20 * MIB
 AWQ_BITS = 4
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
-FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 COMPRESSING = ("compressed_sparse_attention", "heavily_compressed_attention")
 """Kinds that turn by a base of their own (`compress_rope_theta`)."""
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
@@ -157,7 +157,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     with_lora = allocator.allocated_bytes
     if deployment.draft is not None and share.last_stage:
         _load_draft(allocator, deployment, share, rotary_caches)
-    beyond = adjusted_bytes(deployment) // (deployment.tp * deployment.pp)
+    beyond = terms.beyond_formula_bytes(deployment) // (deployment.tp * deployment.pp)
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
     extra += beyond + _unread_projections_bytes(deployment, layers)
@@ -295,19 +295,6 @@ def _load_draft(
         norms = drafts.norms(draft, deployment.dtype, method, index)
         _load_layer(allocator, alone, share, index, rotary_caches, Offloader(0), norms)
     _load(allocator, after)
-
-
-def adjusted_bytes(deployment: Deployment) -> int:
-    """What the checkpoint's tensors take beyond the formula, where it is too much to be scales."""
-    model = deployment.model
-    if model.checkpoint_bytes is None or deployment.dtype is not model.torch_dtype:
-        return 0
-    own = model.quantization_config.method if model.quantization_config else None
-    if deployment.quantization is not own:
-        return 0
-    formula = sum(weights.bytes_by_module(model, own).values())
-    beyond = model.checkpoint_bytes - formula
-    return beyond if abs(beyond) > FORMULA_ERROR * model.checkpoint_bytes else 0
 
 
 def _attention(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:

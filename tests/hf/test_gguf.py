@@ -5,9 +5,11 @@ import struct
 import pytest
 
 import kvexp
+from kvexp import weights
 from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
-from kvexp.hf.gguf import BLOCKS
+from kvexp.hf.gguf import BLOCKS, bits_of
+from kvexp.validate.request import Known
 
 F32, Q4_K, Q6_K = 0, 12, 14
 
@@ -90,14 +92,44 @@ def test_facts_and_bytes_come_from_the_header(tmp_path):
     assert model.checkpoint_bytes == stored_bytes()
 
 
-def test_weights_are_the_files_not_16_bits(tmp_path):
+@pytest.mark.parametrize("dtype", ["auto", "bf16"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_weights_are_the_files_not_16_bits(engine, dtype, tmp_path):
+    path = tmp_path / "small.gguf"
+    path.write_bytes(gguf())
+    asked = [f"engine={engine}", f"dtype={dtype}", "gpu=h200"]
+    result = kvexp.run(["model=hf", f"model.path={path}", *asked])
+
+    assert result.ok
+    assert result.profile.weights_bytes < 3 * stored_bytes() + 4096 * 64 * 2
+
+
+def test_what_only_the_file_tells_of_the_weights_is_said(tmp_path):
     path = tmp_path / "small.gguf"
     path.write_bytes(gguf())
     result = kvexp.run(["model=hf", f"model.path={path}", "gpu=h200"])
 
-    assert result.ok
-    assert result.profile.weights_bytes < 3 * stored_bytes() + 4096 * 64 * 2
     assert "scaled to the checkpoint" in result.profile.weights.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "size_gb"),
+    [  # files of Llama-3.1-8B-Instruct as published
+        ("Q8_0", 8.54),
+        ("q6_k", 6.60),
+        ("Q4_K_M", 4.92),
+        ("F16", 16.07),
+    ],
+)
+def test_a_type_says_what_a_file_takes(name, size_gb):
+    llama = Known.here().model("llama31_8b")
+
+    assert weights.bytes_at(llama, bits_of(name)) == pytest.approx(size_gb * 1e9, rel=0.005)
+
+
+def test_of_a_mixture_without_a_figure_its_main_type_counts():
+    assert bits_of("Q4_K_XL") == bits_of("Q4_K") == 4.5
+    assert bits_of("Q9_9") is None
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "nano_vllm", "tensorrt_llm", "lmdeploy"])

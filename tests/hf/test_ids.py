@@ -115,6 +115,23 @@ def test_a_repository_of_eight_bits_takes_twice_that_of_four(name):
     assert of[name] == pytest.approx(of["Qwen/Qwen3-8B-GPTQ-Int4"] + packed / 2, rel=0.02)
 
 
+def test_mxfp8_is_a_byte_an_element_and_one_for_each_32():
+    base, packed = (
+        kvexp.run([f"model={each}", "gpu=h200"]).ranks[0].budget.part("weights").size_bytes
+        for each in ("Qwen/Qwen3-8B", "a/Qwen3-8B-MXFP8")
+    )
+    elements = 36 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 12288)
+
+    assert base - packed == pytest.approx(elements * 31 / 32, rel=0.01)
+
+
+def test_awq_of_eight_bits_takes_what_a_public_start_of_it_did():
+    asked = ["model=cyankiwi/gemma-4-31B-it-AWQ-8bit", "gpu=b200", "engine.version=0.25.1"]
+    part = kvexp.run(asked).ranks[0].budget.part("weights")
+
+    assert part.size_bytes == pytest.approx(33.5 * 2**30, rel=0.005)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "lmdeploy"])
 def test_a_repositorys_format_replaces_that_of_the_checkpoint(engine):
     """DeepSeek-R1 is stored in fp8: 671 GB over eight cards, and half of that in fp4."""

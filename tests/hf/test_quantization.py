@@ -75,6 +75,20 @@ CONFIGS = {
         "fp8",
         ELEMENTS + 4 * ROWS,
     ),
+    "mxfp8_modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+        "fp8",
+        ELEMENTS + ELEMENTS // 32,
+    ),
+    "mxfp8_compressed": (
+        {
+            "quant_method": COMPRESSED,
+            "format": "mxfp8-quantized",
+            "config_groups": group(8, kind="float", size=32),
+        },
+        "fp8",
+        ELEMENTS + ELEMENTS // 32,
+    ),
     "nvfp4_compressed": (
         {
             "quant_method": COMPRESSED,

@@ -15,7 +15,6 @@ UNCHANGED = ("llama3_8b", "qwen3_8b", "qwen3_0_6b", "gemma3_12b")
 QUICK = ("llama3_8b", "qwen3_0_6b", "gpt_oss_20b")
 ARCHITECTURES = measured("h200_architectures.json.xz")
 QUICK_ARCHITECTURES = ("bloom", "falcon", "gemma4_unified", "lfm2", "mixtral", "gpt_neox")
-SLOWEST = ("jamba", "kimi_linear", "hrm_text")
 
 
 def forward(model, batch, seq, limits=None, **options):

@@ -117,7 +117,7 @@ def test_a_record_without_outputs_is_a_case():
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization must be more than 0, got 0"),
         ({"gpu_total_gib": 0}, "gpu_total_gib must be more than 0, got 0"),
         ({"gpu_total_gib": -1}, "gpu_total_gib must not be negative, got -1"),
-        ({"gpu_total_gib": 1e308}, "gpu_total_gib must be a number below 2^53, got 1e+308"),
+        ({"gpu_total_gib": 1e308}, "gpu_total_gib must be a number below 2^32, got 1e+308"),
         ({"outputs": {"kv_tokens": 10**400}}, "outputs.kv_tokens must be a number below 2^53"),
         ({"explicit": "model"}, "explicit must be a list of keys, got 'model'"),
         ({"outputs": [1]}, "outputs must be an object or null, got [1]"),

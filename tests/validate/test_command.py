@@ -1,11 +1,13 @@
 """`python -m kvexp.validate` as a user runs it."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from kvexp.validate import command
+from kvexp.validate.prediction import Prediction
 
 DATA = Path(__file__).parents[1] / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -212,6 +214,81 @@ def test_a_wrong_request_is_one_line_and_status_2(few, capsys, arguments, messag
     assert command.run([few if each == "FEW" else each for each in arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_records_and_logs_are_read_as_editors_and_shells_write_them(few, encoding):
+    Path("few.jsonl").write_text("\r\n".join(FEW), encoding=encoding)
+    Path("start.log").write_text(LOG, encoding=encoding)
+
+    assert command.run(["few.jsonl", "--log=start.log", "--json=out.json", "--quiet"]) == 0
+    cases = json.loads(Path("out.json").read_text())["cases"]
+    assert [each["logged"]["kv_tokens"] for each in cases].count(158656) == 1
+    assert len(cases) == 3
+
+
+@pytest.mark.parametrize("data", [b'{"id": "\xff", "engine": "vllm"}', b'{"id": "\\ud800"}'])
+def test_bytes_that_are_no_text_are_one_line_and_the_rest_is_answered(few, capsys, data):
+    Path("odd.jsonl").write_bytes(data + b"\n" + FEW[0].encode())
+
+    assert command.run(["odd.jsonl", "--json", "out.json", "--quiet"]) == 2
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 1
+    expected = "kvexp: odd.jsonl:1: holds bytes that are no text in UTF-8\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_file_that_is_missing_or_a_folder_leaves_the_others_answered(few, capsys):
+    Path("folder").mkdir()
+
+    assert command.run(["no.jsonl", "folder", few, "--json", "out.json", "--quiet"]) == 2
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
+    assert capsys.readouterr().err == (
+        "kvexp: no.jsonl cannot be read: No such file or directory\n"
+        "kvexp: folder cannot be read: Is a directory\n"
+    )
+
+
+def test_many_lines_that_are_no_records_are_not_all_named(few, capsys):
+    Path("array.json").write_text("[\n" * 50)
+
+    assert command.run(["array.json"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == command.MOST_PROBLEMS + 1
+    assert lines[-1] == "kvexp: array.json: 40 more lines are no records"
+
+
+def test_an_interruption_keeps_what_is_answered(few, capsys, monkeypatch):
+    def interrupted(inputs):
+        if inputs.id == "nemotron-puzzle75b-4x3090-oom":
+            signal.raise_signal(signal.SIGINT)
+        return Prediction.unanswered("as a test has it")
+
+    monkeypatch.setattr(command, "predict", interrupted)
+
+    assert command.run([few, "--json", "out.json", "--quiet"]) == 130
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 1
+    printed = capsys.readouterr()
+    assert printed.err == "kvexp: interrupted after 1 of 2 records\n"
+    assert "all cases" in printed.out
+
+
+def test_a_fault_of_one_case_does_not_lose_the_others(few, monkeypatch):
+    def faulty(inputs, prediction, answer):
+        raise ZeroDivisionError("of a test")
+
+    monkeypatch.setattr("kvexp.validate.predict.widened", faulty)
+
+    assert command.run([few, "--json", "out.json", "--quiet"]) == 0
+    cases = json.loads(Path("out.json").read_text())["cases"]
+    reasons = [each["reason"] for each in cases]
+    assert sorted(reasons)[0] == "ZeroDivisionError: of a test"
+    assert len(reasons) == 2
+
+
+def test_a_picture_that_cannot_be_drawn_leaves_the_rest(few, capsys):
+    assert command.run([few, "--picture=out.nothing", "--json=out.json", "--quiet"]) == 2
+    assert len(json.loads(Path("out.json").read_text())["cases"]) == 2
+    assert "all cases" in capsys.readouterr().out
 
 
 def test_without_a_file_the_use_is_shown(capsys):

@@ -67,7 +67,9 @@ def run_of(inputs):
         ("DeepSeek-R1 AWQ (671B, moe_wna16_marlin)", Named("deepseek_r1", Quantization.awq)),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", Named("llama33_70b", Quantization.fp8)),
         ("Qwen2.5-0.5B bnb-4bit (inferred)", Named("qwen25_0_5b", Quantization.bitsandbytes)),
-        ("Llama-3.2-3B-Instruct-Q8_0.gguf", Named("llama32_3b", gguf_bits=8)),
+        ("Llama-3.2-3B-Instruct-Q8_0.gguf", Named("llama32_3b", gguf="Q8_0")),
+        ("bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", Named("llama32_3b", gguf="Q4_K_M")),
+        ("Qwen3-8B-GGUF", Named("qwen3_8b", gguf="F16")),
         ("Llama-2-7B", Named("llama2_7b")),
         ("Chinese-Alpaca-2 (Llama-2-7B class)", Named("llama2_7b")),
         ("QwQ-32B / Qwen2.5-32B (Qwen2ForCausalLM, 14 shards)", Named("qwq_32b")),
@@ -279,6 +281,32 @@ def test_a_stated_dtype_and_block_size_are_asked_for():
     run = run_of(replace(LLAMA, weight_dtype="float32", block_size=32, stated=stated))
 
     assert (run.dtype, run.block_size) == (DType.fp32, 32)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"model": "Llama-3.2-3B-Instruct-Q8_0.gguf", "quantization": "gguf"},
+        {"model": "unsloth/Llama-3.2-3B-Instruct", "quantization": "gguf (Q8_0)"},
+    ],
+)
+def test_a_gguf_file_takes_what_its_type_packs(named):
+    """3.26 GiB of weights and 1,395 blocks in a public log of a laptop's card."""
+    inputs = Inputs(
+        id="gguf",
+        engine="vllm",
+        engine_version="0.8.2 (V0)",
+        gpu="RTX 4070 Laptop 8GB",
+        gpu_total_gib=7.65,
+        gpu_memory_utilization=0.9,
+        max_model_len=10_000,
+        enforce_eager=True,
+        **named,
+    )
+    values = predict(inputs).values
+
+    assert values["weights_bytes"].best == pytest.approx(3.26 * GIB, rel=0.02)
+    assert values["num_blocks"].best == pytest.approx(1395, rel=0.01)
 
 
 def test_a_start_is_predicted_with_all_its_values():

@@ -35,6 +35,7 @@ from sample_logs import (
 
 from kvexp.startup_logs import UnreadableLog, read_log
 from kvexp.startup_logs.__main__ import main
+from kvexp.validate.case import UnreadableRecord, case_of
 
 CASES = {
     "vllm_0_2_too_long": (
@@ -380,10 +381,11 @@ def test_a_release_is_no_number():
     assert read_log(text, "a-log")["engine_version"] == "0.20 (V1)"
 
 
-def test_a_row_of_digits_beyond_all_counts_is_no_number():
+def test_a_row_of_digits_beyond_all_counts_is_refused_as_too_large():
     found = read_log(f"INFO [x.py:1] GPU KV cache size: {'9' * 5000} tokens\n{V0_5}", "x")
 
-    assert isinstance(found["outputs"].get("kv_tokens"), str | None)
+    with pytest.raises(UnreadableRecord, match="kv_tokens must be a number below 2"):
+        case_of(found)
 
 
 def test_a_negative_rest_is_a_number():
