@@ -98,8 +98,8 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     if option is None:
         return None
     recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
-    if quantization is not None and "ignore" in recipe:
-        stored = _written(quantization, recipe["ignore"])
+    if quantization is not None and recipe.keys() & {"ignore", "fp8", "head"}:
+        stored = _written(quantization, recipe)
     scheme = recipe.get("kv_cache_scheme")
     return Known(
         option=option,
@@ -110,9 +110,14 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     )
 
 
-def _written(method: Quantization, ignore: Iterable[str]) -> str:
-    names = ",".join(f"'{each}'" for each in ignore)
-    return f"{{method:{method.name},ignore:[{names}]}}"
+def _written(method: Quantization, recipe: Mapping[str, Any]) -> str:
+    said = [f"method:{method.name}"]
+    for key in ("ignore", "fp8"):
+        names = ",".join(f"'{each}'" for each in recipe.get(key, ()))
+        said += [f"{key}:[{names}]"] if names else []
+    if recipe.get("head"):
+        said.append("head:true")
+    return f"{{{','.join(said)}}}"
 
 
 @cache
@@ -143,5 +148,5 @@ def _split(name: str) -> tuple[str, Quantization | None, str | None] | None:
 
 
 def _plain(name: str) -> str:
-    """What is compared: the repository's name without its owner, Meta's prefix and `-hf`."""
-    return name.rpartition("/")[2].removeprefix("meta-").removesuffix("-hf")
+    """What is compared: a repository's name without owner, dots, Meta's prefix and `-hf`."""
+    return name.rpartition("/")[2].replace(".", "").removeprefix("meta-").removesuffix("-hf")
