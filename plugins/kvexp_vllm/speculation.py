@@ -19,7 +19,7 @@ from kvexp.contract import (
     weights,
 )
 
-METHODS = ("eagle3", "eagle", "mtp", "draft_model", "ngram", "ngram_gpu", "suffix")
+METHODS = ("eagle3", "eagle", "mtp", "draft_model", "dflash", "ngram", "ngram_gpu", "suffix")
 OVERLAPPED = ("eagle3", "eagle", "mtp", "ngram_gpu")
 """Methods that keep asynchronous scheduling."""
 
