@@ -351,6 +351,7 @@ MODES = {  # flags, release: compilation_mode, cudagraph_mode, eager
     "mode=<CompilationMode.NONE: 0>; cudagraph_mode=<CUDAGraphMode.NONE: 0>": {
         "0.19.0": (0, "none", True)
     },
+    "mode=<CompilationMode.NONE: 0>; max_cudagraph_capture_size=0": {"0.19.0": (0, "none", True)},
     "cudagraph_mode=[2,1]; mode=<CompilationMode.VLLM_COMPILE: 3>": {
         "0.19.0": (3, "full_and_piecewise", False)
     },
