@@ -136,8 +136,9 @@ def _hold_literally(model: Model) -> None:
         setattr(model, name, getattr(model, name).replace("${", "$ {"))
     model.notes = [note.replace("${", "$ {") for note in model.notes]
     if model.quantization_config is not None:
-        ignored = model.quantization_config.ignore
-        model.quantization_config.ignore = [text.replace("${", "$ {") for text in ignored]
+        stored = model.quantization_config
+        stored.ignore = [text.replace("${", "$ {") for text in stored.ignore]
+        stored.fp8 = [text.replace("${", "$ {") for text in stored.fp8]
 
 
 def _given(node: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _GROUPS = {
     Quantization.nvfp4: 16,
 }
 
+_FP8 = QuantizationConfig(method=Quantization.fp8, group_size=PER_MATRIX)
+
 _SCALE_BYTES = {
     Quantization.fp8: 4,
     Quantization.w8a8: 4,
@@ -123,18 +125,17 @@ def linear(
         yield Tensor(name=f"{name}.g_idx", numel=count * columns, itemsize_bytes=4, role="scale")
 
 
-def is_ignored(stored: QuantizationConfig, module: str) -> bool:
-    """Whether a module of the checkpoint is left at the base dtype."""
-    return any(_matches(pattern, module) for pattern in stored.ignore)
-
-
 def stored_as(
     stored: QuantizationConfig | None, modules: Sequence[str]
 ) -> QuantizationConfig | None:
     """The format of a matrix that is fused from `modules`; none where they are ignored."""
-    if stored is None or any(is_ignored(stored, module) for module in modules):
+    if stored is None or _is_among(stored.ignore, modules):
         return None
-    return stored
+    return _FP8 if _is_among(stored.fp8, modules) else stored
+
+
+def _is_among(patterns: Sequence[str], modules: Sequence[str]) -> bool:
+    return any(_matches(pattern, module) for pattern in patterns for module in modules)
 
 
 def _matches(pattern: str, module: str) -> bool:

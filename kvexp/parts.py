@@ -245,7 +245,8 @@ class QuantizationConfig:
 
     `group_size` elements of a row share one scale: 0 for one scale a row, -1 for one a matrix.
     `block_size` instead is a side of a square of elements. `ignore` are modules at the base dtype:
-    a module's name or last part, or a regular expression after `re:`.
+    a module's name or last part, or a regular expression after `re:`. `fp8` are modules that are
+    stored in FP8 instead, a scale each; `head`: the output head is stored like the matrices.
     """
 
     method: Quantization = MISSING
@@ -254,7 +255,9 @@ class QuantizationConfig:
     block_size: int | None = None
     zero_point: bool = False
     act_order: bool = False
+    head: bool = False
     ignore: list[str] = field(default_factory=list)
+    fp8: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, value, least, most in (

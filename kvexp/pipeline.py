@@ -83,7 +83,8 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
         ruled = engine.plan(deployment, [quota.available_bytes for quota in quotas])
         plan = bench.plan(deployment, ruled)
         result = progress.found = summary(engine, deployment, profiles, quotas, plan)
-        if too_large := _too_large(deployment, profiles):
+        forwards = isinstance(plan, CachePlan) or any(map(_holds_forward, quotas))
+        if too_large := _too_large(deployment, profiles, forwards=forwards):
             stage, reason = too_large
             result = replace(result, status=Status.oom, stage=stage, reason=reason, refusal=None)
             return progress.keep(result)
@@ -96,8 +97,15 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
     return bounded(result, engine, deployment, profiles, quotas)
 
 
-def _too_large(deployment: Deployment, profiles: Sequence[Profile]) -> tuple[Stage, str] | None:
-    """Where memory runs out before there is a budget: the weights, or the forward on top."""
+def _holds_forward(quota: Quota) -> bool:
+    """Whether a forward has run before the budget; SGLang's comes after the pool."""
+    return any(part.name == "activation" and part.size_bytes > 0 for part in quota.parts)
+
+
+def _too_large(
+    deployment: Deployment, profiles: Sequence[Profile], *, forwards: bool
+) -> tuple[Stage, str] | None:
+    """Where memory runs out: the weights, or, if the engine comes to one, the forward on top."""
     free = deployment.free_bytes
     for rank, profile in enumerate(profiles):
         weights = profile.weights_bytes - profile.weights.below_bytes
@@ -106,7 +114,7 @@ def _too_large(deployment: Deployment, profiles: Sequence[Profile]) -> tuple[Sta
             (Stage.load, "weights", weights),
             (Stage.warmup, "weights and the largest forward", forward),
         ):
-            if size > free:
+            if size > free and (forwards or stage is Stage.load):
                 taken = f"{name} take {gib(size)} of {gib(free)} that are free"
                 return stage, f"out of memory: {taken} on rank {rank}"
     return None

@@ -75,7 +75,8 @@ def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
     for index in layers.of_rank(shape):
         yield from (t.size_bytes for t in matrices(deployment, share, index))
         yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
-    yield from (t.size_bytes for t in weights.head(model, share, dtype))
+    tail = weights.head(model, share, dtype, deployment.quantization)
+    yield from (t.size_bytes for t in tail)
 
 
 def matrices(deployment: Deployment, share: Slice, index: int) -> Iterator[Tensor]:

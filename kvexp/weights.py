@@ -90,8 +90,10 @@ def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
         yield from per_layer.tables(model, model.per_layer_input, share.tp, dtype)
 
 
-def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
-    """The final norm and the output head."""
+def head(
+    model: Model, share: Slice, dtype: DType, quantization: Quantization | None = None
+) -> Iterator[Tensor]:
+    """The final norm and the output head, which most quantised checkpoints leave alone."""
     known = architecture_of(model)
     if share.last_stage:
         if known.norms or known.qk_norm:
@@ -99,7 +101,10 @@ def head(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
         if model.compressed is not None:
             yield streams(model)
         rows = padded_vocab_size(model) // share.tp
-        if not model.tie_word_embeddings:
+        stored = format_of(model, quantization)
+        if not model.tie_word_embeddings and stored is not None and stored.head:
+            yield from linear("lm_head", rows, model.hidden_size, dtype, stored)
+        elif not model.tie_word_embeddings:
             yield _tensor("lm_head", rows * model.hidden_size, dtype, "embedding")
         if known.head_bias:
             yield _tensor("lm_head.bias", rows, dtype, "bias")
@@ -327,7 +332,7 @@ def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[st
             yield ("experts" if routed else "mlp"), tensor
         for tensor in layer_norms(model, dtype):
             yield "norms", tensor
-    for tensor in head(model, share, dtype):
+    for tensor in head(model, share, dtype, quantization):
         yield ("norms" if tensor.name.startswith("norm") else "head"), tensor
 
 

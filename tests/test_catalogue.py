@@ -196,6 +196,7 @@ def test_tensors_add_up_to_the_published_total(name):
 
 def test_tensors_of_granite_add_up_to_the_published_1_46_billion():
     assert round(held_parameters(model("granite4_h_1b")) / 1e9, 2) == 1.46
+    assert round(held_parameters(model("granite4_h_350m")) / 1e6) == 340
 
 
 @pytest.mark.parametrize("name", FACTS["billions"])

@@ -297,3 +297,19 @@ def test_what_a_load_depends_on_is_not_taken_from_another_one():
         for n in (2048, 8192)
     )
     assert many > few  # embeddings of a step's tokens for every layer
+
+
+@pytest.mark.parametrize(
+    ("card", "tp", "model", "printed_gib", "weights_gib"),
+    [
+        ("rtx_5090", 2, "qwen35_27b", 15.03, 14.53),  # noonghunna/club-3090#1087
+        ("rtx_pro_6000", 4, "qwen3_235b_a22b", 56.89, 55.19),  # index id 57976227484
+    ],
+)
+def test_ranks_without_nvlink_take_what_logs_of_0_26_say(card, tp, model, printed_gib, weights_gib):
+    """`consumed memory (weights + non-torch)` less the weights."""
+    asked = [f"model={model}", "quantization=fp8", f"gpu={card}", f"tp={tp}", "max_model_len=4096"]
+    part = kvexp.run([*asked, "engine.version=0.26.0"]).profile.non_torch
+
+    assert part.low_bytes <= (printed_gib - weights_gib) * 2**30 <= part.high_bytes
+    assert part.size_bytes == pytest.approx(0.5 * 2**30, rel=0.05)

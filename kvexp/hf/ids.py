@@ -113,8 +113,9 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     if option is None:
         return None
     recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
-    if quantization is not None and "ignore" in recipe:
-        stored = QuantizationConfig(method=quantization, ignore=recipe["ignore"])
+    if quantization is not None and recipe.keys() & {"ignore", "fp8", "head"}:
+        kept = {key: recipe[key] for key in ("ignore", "fp8", "head") if key in recipe}
+        stored = QuantizationConfig(method=quantization, **kept)
     scheme, experts = recipe.get("kv_cache_scheme"), recipe.get("experts")
     return Known(
         option=option,
@@ -154,5 +155,5 @@ def _split(name: str) -> tuple[str, Quantization | None, QuantizationConfig | No
 
 
 def _plain(name: str) -> str:
-    """What is compared: the repository's name without its owner, Meta's prefix and `-hf`."""
-    return name.rpartition("/")[2].removeprefix("meta-").removesuffix("-hf")
+    """What is compared: a repository's name without owner, dots, Meta's prefix and `-hf`."""
+    return name.rpartition("/")[2].replace(".", "").removeprefix("meta-").removesuffix("-hf")

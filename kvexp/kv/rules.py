@@ -120,7 +120,8 @@ def _columns() -> tuple[PlannerRules, ...]:
         length_divisor="dcp_pcp",
     )
     v021 = replace(v022, column="0.21.0", hidden_apart=False, mamba_demand="by_mode_plain_all")
-    v020 = replace(v021, column="0.20.0", override_caps_memory=False, token_rule="blocks_per_group")
+    v0201 = replace(v021, column="0.20.1", override_caps_memory=False)
+    v020 = replace(v0201, column="0.20.0", token_rule="blocks_per_group")
     v019 = replace(v020, column="0.19.0", packing="none")
     v018 = replace(v019, column="0.18.0", need="first_group")
     v017 = replace(v018, column="0.17.0", bucket_factor=1.25)
@@ -164,7 +165,7 @@ def _columns() -> tuple[PlannerRules, ...]:
     v032 = replace(v030, column="0.32.0", mamba_demand="by_mode_without_all")
     v033 = replace(v032, column="0.33.0")
     older = (v0, v08, v09, v010, v011, v012, v013, v014, v015, v017, v018, v019)
-    return (*older, v020, v021, v022, v026, v028, v030, v032, v033)
+    return (*older, v020, v0201, v021, v022, v026, v028, v030, v032, v033)
 
 
 COLUMNS = _columns()
@@ -180,6 +181,13 @@ _FIRST_WITHOUT_V0 = (0, 11)
 
 def _numbers(column: PlannerRules) -> tuple[int, ...]:
     return tuple(int(part) for part in column.column.split("."))
+
+
+def _first(column: PlannerRules) -> tuple[int, ...]:
+    """The first release that a column plans: 0.8.0 of 0.8.5, unless 0.8 has an older column."""
+    numbers = _numbers(column)
+    of_release = next(c for c in COLUMNS[1:] if _numbers(c)[:2] == numbers[:2])
+    return numbers if column is not of_release else (*numbers[:2], 0)
 
 
 def rules_for(version: str) -> PlannerRules:
@@ -208,10 +216,7 @@ def rules_for(version: str) -> PlannerRules:
     if wants_v0:
         column = COLUMNS[0]
     else:
-        # A 0.8 release is planned as 0.8.5, and a 0.9 release as 0.9.2, though older than it.
-        column = next(
-            (c for c in reversed(COLUMNS[1:]) if _numbers(c)[:2] <= asked[:2]), COLUMNS[1]
-        )
+        column = next((c for c in reversed(COLUMNS[1:]) if _first(c) <= asked), COLUMNS[1])
     name = version.strip().removeprefix("v").removesuffix("-v0").removesuffix("-v1")
     return replace(column, version=version.strip(), note=_note(name, asked, column))
 

@@ -269,6 +269,9 @@ class _Reading:
             if None not in halves:
                 total = round(sum(float(each or 0) for each in halves), 4)
                 figures[f"{of}available_kv_gib"] = total
+            pools = figures.pop(f"{of}swa_pool_gib", None)
+            if pools is not None:
+                figures[f"{of}available_kv_gib"] = pools
         self._settle_draft(figures)
         peak, weights = figures.get("peak_torch_gib"), figures.get("weights_gib")
         if peak is not None and weights is not None:

@@ -24,6 +24,7 @@ SGLANG = Dialect(
             r"(?:KV size: {available_kv_gib} GB|K size: {k_gib} GB, V size: {v_gib} GB)",
             after="avail_after_pool_gib",
         ),
+        Line(r"SWAKVPool mem usage: {swa_pool_gib} GB"),
         Line(
             r"Memory pool end\. avail mem={avail_after_pool_gib} GB",
             after="avail_after_pool_gib",

@@ -23,6 +23,9 @@ _SAME_MEMORY = {
     "gb300": "b300",
 }
 _LEFT_OUT = {"rtx"}  # of names such as 3090
+_WINDOWS = {"wsl", "wsl2"}
+"""Words of a Linux on Windows, whose driver reports all of a card."""
+
 _SIZE = re.compile(r"(\d+)\s*gb\b")
 _TOLERANCE = 0.03
 _SAME_SIZE = 0.01
@@ -59,7 +62,7 @@ class Cards:
         if option is None:
             return _unknown(text, words, total_gib, self._link(total_gib))
         facts = dict(self.known[option])
-        if total_gib is None and words & {"wsl", "wsl2"}:
+        if total_gib is None and words & _WINDOWS:
             total = math.ceil(self.total_gib(option))
             return Card(
                 facts=facts | _total(float(total)),
@@ -148,6 +151,7 @@ def _unknown(
     sizes = [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
     if not sizes:
         return None
-    total = int(max(sizes) * USABLE_SHARE * GIB)
-    assumed = f"gpu: {name!r} is no card of the catalogue, {USABLE_SHARE:.1%} of {max(sizes)} GiB"
+    share = 1.0 if words & _WINDOWS else USABLE_SHARE
+    total = int(max(sizes) * share * GIB)
+    assumed = f"gpu: {name!r} is no card of the catalogue, {share:.1%} of {max(sizes)} GiB"
     return Card(facts={"name": name, "total_bytes": total}, assumptions=(assumed,))

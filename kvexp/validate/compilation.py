@@ -29,6 +29,9 @@ def translated(flags: Flags, release: tuple[int, ...]) -> Iterator[Flag]:
         size = flag.value[0] if isinstance(flag.value, list) and not many else flag.value
         name = "cudagraph_capture_sizes" if many else "max_cudagraph_capture_size"
         yield replace(flag, name=name, value=flag.value if many else size)
+    for flag in flags.take("max_cudagraph_capture_size"):
+        none = flag.value == 0 and not isinstance(flag.value, bool)
+        yield replace(flag, name="cudagraph_mode", value="none") if none else flag
     for flag in flags.take("mode", "level", "compilation_config"):
         yield replace(flag, name="compilation_mode", value=_compilation_mode(flag.value))
     for flag in flags.take("cudagraph_mode"):

@@ -41,6 +41,21 @@ _NOT_THE_ENGINES = ("version", "usage", "share_of_total", "free_after_load_bytes
 
 _WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "mtp", "dspark")
 
+_DFLASH: Mapping[str, Any] = {
+    "architecture": "DFlashDraftModel",
+    "model_type": "qwen3",
+    "num_hidden_layers": 5,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+_DFLASH_TOKENS = 7
+"""Drafted tokens where nothing says how many: those of syvai/Qwen3.8-27B-DFlash2."""
+
+_WINDOWS: Mapping[str, Any] = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048}
+"""What a DFlash2 draft has instead: a token of Qwen3.6-27B takes the bytes of 25 layers beside a
+DFlash draft (noonghunna/club-3090#46), one of Qwen3.8-27B those of 20 beside DFlash2 (#1084)."""
+
 _ADAPTERS = re.compile(r"lora enabled", re.IGNORECASE)
 DRAFT_IN_WORDS = re.compile(
     r"(mtp|dspark|ngram)\b(?!.*\b(?:off|no|not|without|disabled|false|none)\b)\D*(\d+)?\D*$", re.I
@@ -179,6 +194,9 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
     words, model = _words(given), None
     if name is not None:
         model = draft(name)
+        if model is None and (method == "dflash" or "dflash" in name.lower()):
+            _unknown_dflash(name, words, config, found)
+            return
         if model is None:
             found.notes.append(f"other_flags: no rule for {words!r}: {name!r} is in no catalogue")
             return
@@ -198,6 +216,32 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
     found.features.append(
         Feature(words=words, apply=lambda run: replace(run, speculative=speculative))
     )
+
+
+def _unknown_dflash(name: str, words: str, config: Mapping[str, Any], found: Asked) -> None:
+    """A DFlash draft that is no entry: as z-lab's for Qwen3.6-27B (1.75 GB at 5120 wide)."""
+    tokens = config.get("num_speculative_tokens")
+    count = tokens if _is_count(tokens) else _DFLASH_TOKENS
+
+    def apply(run: Run) -> Run:
+        served = run.model
+        draft = Model(
+            name="dflash_draft",
+            hf_id=name,
+            hidden_size=served.hidden_size,
+            intermediate_size=6 * served.hidden_size // 5,
+            vocab_size=served.vocab_size,
+            max_position_embeddings=served.max_position_embeddings,
+            tie_word_embeddings=False,
+            torch_dtype=served.torch_dtype,
+            **_DFLASH,
+            **(_WINDOWS if "dflash2" in name.lower() else {}),
+        )
+        asked = Speculative(method="dflash", model=draft.name, num_tokens=count, draft=draft)
+        return replace(run, speculative=asked)
+
+    found.notes.append(f"other_flags: {name!r} drafts with {_DFLASH['num_hidden_layers']} layers")
+    found.features.append(Feature(words=words, apply=apply))
 
 
 def _drafts_in_words(flags: Flags) -> Iterator[Flag]:

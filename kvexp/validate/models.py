@@ -23,6 +23,8 @@ _EITHER = re.compile(r"\b([A-Za-z]+)(\d[\d.]*)/(\d[\d.]*)(?=-)")
 """Two releases of one name: `Qwen3.5/3.6-35B-A3B`."""
 _KAGGLE = re.compile(r"/([\w.-]+)/(?:transformers|pytorch)/([\w.-]+)/\d+$")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b")
+_ACTIVE = re.compile(r"[-_]a\d+(?:\.\d+)?b(?=[-_]|$)")
+"""Active parameters in a name, which people leave out: `gemma-4-26B` of `gemma-4-26B-A4B`."""
 _ANOTHER_SHAPE = re.compile(
     r"reap|prune|puzzle|slim|draft|eagle|specul|dflash|embed|rerank|reward"
     r"|vision|omni|audio|multimodal|ocr|\bvl\b"
@@ -67,13 +69,15 @@ class Catalogue:
 
     def __init__(self, known: Mapping[str, str]) -> None:
         self._known = known
-        self._names: dict[str, str] = {}
+        whole: dict[str, str] = {}
         bases: dict[str, str] = {}
         for name, option in known.items():
-            self._names.setdefault(_squeezed(name), option)
-            self._names.setdefault(_squeezed(option), option)
+            whole.setdefault(_squeezed(name), option)
+            whole.setdefault(_squeezed(option), option)
             bases.setdefault(_squeezed(_without_variant(name)), option)
-        self._names = {**bases, **self._names}
+        shortened = _shortened(known)
+        self._names = {**{_squeezed(name): shortened[name] for name in shortened}, **bases}
+        self._names |= whole
         self._in_names: dict[tuple[str, frozenset[str]], str] = {}
         for name, option in known.items():
             for form in (
@@ -82,6 +86,8 @@ class Catalogue:
                 option,
             ):
                 self._in_names.setdefault(_identity(_words(form)), option)
+        for name, option in shortened.items():
+            self._in_names.setdefault(_identity(_words(name)), option)
 
     def find(self, text: str) -> Named | None:
         """The entry that a text means, or None.
@@ -173,6 +179,17 @@ def _candidates(text: str) -> Iterator[str]:
             yield "-".join(words)
             if len(words) > 1:
                 yield words[0]
+
+
+def _shortened(known: Mapping[str, str]) -> dict[str, str]:
+    """Names without their active parameters, of those that only one entry has."""
+    found: dict[str, set[str]] = {}
+    for name, option in known.items():
+        whole = _without_variant(name.rpartition("/")[2])
+        short = _ACTIVE.sub("", whole)
+        if short != whole:
+            found.setdefault(short, set()).add(option)
+    return {short: min(options) for short, options in found.items() if len(options) == 1}
 
 
 def _words(name: str) -> list[str]:

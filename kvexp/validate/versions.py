@@ -3,10 +3,12 @@
 import re
 from dataclasses import dataclass
 
-_RELEASE = re.compile(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.(\d+))?(?![\dx])")
+_RELEASE = re.compile(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.(\d+)(rc\d+)?(?:\.dev(\d+))?)?(?![\dx])")
 _ENGINE = re.compile(r"\bv([01])\b", re.IGNORECASE)
 _NOTE = re.compile(r"\(.*?\)|\+\S*")
 """What names no release: a note, and a build's own label as in `0.13.0+faa43dbf.nv26.01`."""
+_EARLY = 100
+"""Up to how many commits after a release a build is like it: vLLM makes hundreds between two."""
 _DEVELOPMENT = (0, 1)  # what a checkout without tags calls itself
 _OLDEST = {"vllm": (0, 5)}
 
@@ -95,8 +97,17 @@ def _releases(text: str) -> list[tuple[int, ...]]:
     named = _NOTE.sub(" ", text)
     if "fork" in named:
         return []  # it counts its own releases
-    found = [tuple(int(each) for each in match if each) for match in _RELEASE.findall(named)]
+    found = [_built_from(match) for match in _RELEASE.finditer(named)]
     return [release for release in found if release[:2] != _DEVELOPMENT]
+
+
+def _built_from(match: re.Match[str]) -> tuple[int, ...]:
+    """A release; of a build a few commits after one (0.20.1rc1.dev16: 0.20.0) that one."""
+    numbers = tuple(int(each) for each in match.groups()[:3] if each)
+    if (match[4] is None and match[5] is None) or numbers[2] == 0:
+        return numbers
+    is_early = int(match[5] or 0) < _EARLY
+    return (*numbers[:2], numbers[2] - 1) if is_early else numbers
 
 
 def _is_v0(release: tuple[int, ...], said: re.Match[str] | None, capability: float | None) -> bool:

@@ -19,7 +19,10 @@ from kvexp.contract import (
     weights,
 )
 
-METHODS = ("eagle3", "eagle", "mtp", "dspark", "draft_model", "ngram", "ngram_gpu", "suffix")
+METHODS = (
+    *("eagle3", "eagle", "mtp", "dspark", "draft_model", "dflash"),
+    *("ngram", "ngram_gpu", "suffix"),
+)
 OVERLAPPED = ("eagle3", "eagle", "mtp", "dspark", "ngram_gpu")
 """Methods that keep asynchronous scheduling."""
 

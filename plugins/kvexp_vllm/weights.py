@@ -206,7 +206,7 @@ def _tables(
         ),
         (
             _with_rows(tensor, head // share.tp * model.hidden_size)
-            for tensor in weights.head(model, share, dtype)
+            for tensor in weights.head(model, share, dtype, deployment.quantization)
         ),
     )
 

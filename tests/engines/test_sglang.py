@@ -52,6 +52,14 @@ def test_graphs_and_requests_lower_the_automatic_fraction(run, deploy):
     assert effective(run, "gpu=l40s", "max_num_seqs=4")["util"] > plain
 
 
+def test_a_pool_that_has_no_room_is_refused_before_a_forward_runs(run):
+    taken = ("gpu.free_bytes=16GiB", "profiler.weights_bytes=15.5GiB", "profiler.non_torch_bytes=0")
+    point = ("model=llama3_8b", "gpu=h100", "util=0.85", "profiler.activation_bytes=1GiB", *taken)
+
+    assert run(*point, "engine=sglang").refusal.kind == "no_memory"
+    assert run(*point, "engine=vllm", "util=0.2").status is Status.oom
+
+
 def test_the_rest_is_free_after_load_less_what_is_held_back(run):
     # avail - pre x (1 - f), floats of GiB, then whole bytes
     result = run(

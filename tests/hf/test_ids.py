@@ -146,6 +146,15 @@ def test_a_repositorys_format_replaces_that_of_the_checkpoint(engine):
     )
 
 
+def test_a_checkpoint_of_two_formats_is_counted_as_its_publisher_stored_it():
+    """Logs: 19.78 GiB of nvidia/Qwen3.6-27B-NVFP4 (public repository file, index id 61544841280);
+    MLPs and head are in NVFP4, the 208 projections of its attention in FP8."""
+    run = ["model=nvidia/Qwen3.6-27B-NVFP4", "gpu=gb10", "engine.version='0.24.0'"]
+    weights = kvexp.run(run).ranks[0].budget.part("weights")
+
+    assert weights.size_bytes == pytest.approx(19.78 * 2**30, rel=0.01)
+
+
 def test_what_is_given_wins_over_the_repositorys_name():
     result = kvexp.run(["model=Qwen/Qwen3-14B-AWQ", "quantization=w4a16", "gpu=h200"])
 

@@ -9,7 +9,7 @@ import kvexp
 from kvexp import weights
 from kvexp.dtypes import DType, Quantization
 from kvexp.errors import InvalidValue
-from kvexp.formats import format_of, is_ignored, linear
+from kvexp.formats import format_of, linear, stored_as
 from kvexp.request import QuantizationConfig
 
 from .shapes import dense
@@ -165,7 +165,7 @@ def test_unknown_formats_are_named(config, message, read):
 def test_lists_of_excluded_modules(pattern, module, expected):
     stored = QuantizationConfig(method=Quantization.fp8, ignore=[pattern])
 
-    assert is_ignored(stored, module) is expected
+    assert (stored_as(stored, [module]) is None) is expected
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_gemma_3_jump_in_printed_tokens_and_why():
     assert printed["0.21"].why == printed["0.26"].why == rules_for("0.26").token_text
 
 
+@pytest.mark.parametrize("version", ["0.20.1", "0.20.2"])
+def test_a_patch_of_0_20_prints_tokens_as_0_21_does(version):
+    """Logs: 2.36x of 262144 and 619,479 tokens of Qwen3.6-27B (noonghunna/club-3090#91), and
+    1.98x and 519,920 of Gemma 4 26B (jethac/dgx-spark-hijinks), both 0.20.1."""
+    patched, release, next_one = (
+        plan(GEMMA_3_12B, 16 * GIB, 131_072, rules=rules_for(each))
+        for each in (version, "0.20.0", "0.21.0")
+    )
+    assert patched.num_blocks == release.num_blocks
+    assert patched.kv_cache_size_tokens == next_one.kv_cache_size_tokens
+    assert patched.kv_cache_size_tokens != release.kv_cache_size_tokens
+
+
 def test_bucket_rule_of_each_version():
     layers = named((full(), 8), (sliding(1024), 11))  # 11 = 1.375 x 8
     sizes = {

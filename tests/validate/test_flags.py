@@ -1,5 +1,6 @@
 """What flags in a record mean, and what a prediction makes of them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,33 @@ def test_a_draft_is_a_model_of_the_catalogue(flags):
     without = predict(LLAMA).values["weights_bytes"].best
     weights = predict(replace(LLAMA, other_flags=flags)).values["weights_bytes"].best
     assert weights - without == pytest.approx(2 * 1_235_814_400, rel=0.01)  # 1.24e9 in bf16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "max_model_len", "tokens"),
+    [("bfloat16", 65_536, 214_135), ("fp8_e4m3", 147_456, 451_603)],
+)  # noonghunna/club-3090#1086, #1085
+def test_a_dflash_draft_of_no_catalogue_has_five_layers(dtype, max_model_len, tokens):
+    draft = "qwen3.8-27b-dflash2-w4a16"
+    asked = {"method": "dflash", "model": draft, "num_speculative_tokens": 7}
+    log = replace(
+        LLAMA,
+        engine_version="0.27.1",
+        model="Qwen3.8-27B-FP8",
+        gpu="RTX 5090",
+        gpu_total_gib=31.36,
+        tp=2,
+        kv_cache_dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        other_flags=f"kv_cache_memory_bytes={int(11.15 * 2**30)}; enable_prefix_caching=True; "
+        f"speculative_config={json.dumps(asked)}",
+    )
+
+    prediction = predict(log)
+
+    assert f"other_flags: {draft!r} drafts with 5 layers" in prediction.assumptions
+    assert prediction.values["kv_tokens"].best == pytest.approx(tokens, rel=0.03)
 
 
 @pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp"])
@@ -323,6 +351,7 @@ MODES = {  # flags, release: compilation_mode, cudagraph_mode, eager
     "mode=<CompilationMode.NONE: 0>; cudagraph_mode=<CUDAGraphMode.NONE: 0>": {
         "0.19.0": (0, "none", True)
     },
+    "mode=<CompilationMode.NONE: 0>; max_cudagraph_capture_size=0": {"0.19.0": (0, "none", True)},
     "cudagraph_mode=[2,1]; mode=<CompilationMode.VLLM_COMPILE: 3>": {
         "0.19.0": (3, "full_and_piecewise", False)
     },

@@ -375,6 +375,21 @@ def test_sglang_says_what_is_free_after_the_load_with_a_dtype_or_without():
         assert record["outputs"]["weights_gib"] == 3.25
 
 
+def test_pools_of_windows_and_of_the_rest_are_one_cache():
+    text = """\
+[2026-06-10 01:54:12] server_args=ServerArgs(model_path='/data/models/gemma-4-12B-it-AWQ')
+[2026-06-10 01:54:34 TP0] KV Cache is allocated. #tokens: 45942, K size: 3.51 GB, V size: 3.51 GB
+[2026-06-10 01:54:34 TP0] KV Cache is allocated. #tokens: 459425, K size: 3.51 GB, V size: 3.51 GB
+[2026-06-10 01:54:34 TP0] SWAKVPool mem usage: 14.02 GB, swa size: 45942, full size: 459425
+[2026-06-10 01:54:34 TP0] Memory pool end. avail mem=3.43 GB
+"""
+    record = read_log(text, "a")
+
+    assert record["outputs"]["available_kv_gib"] == 14.02
+    assert record["outputs"]["kv_tokens"] == 459_425
+    assert "swa_pool_gib" not in record["extra"]
+
+
 def test_a_release_is_no_number():
     text = V1_08.replace("v0.8.5.dev1", "v0.20")
 
