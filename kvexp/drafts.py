@@ -90,12 +90,13 @@ def mtp_of(model: Model) -> Model:
             f"speculative.method=mtp needs model.num_nextn_predict_layers, the drafting layers of"
             f" {model.name}"
         )
-    moe = model.moe
+    mla, moe = model.mla, model.moe
     return replace(
         model,
         name=f"{model.name}_mtp",
         num_hidden_layers=count,
         layer_types=["full_attention"] * count,
+        mla=None if mla is None else replace(mla, index_layers=None),
         moe=None if moe is None else replace(moe, layers=None, first_k_dense_replace=0),
         checkpoint_bytes=None,
         tower_parameters=0,

@@ -13,7 +13,9 @@ class Mla:
     """Multi-head latent attention: one compressed vector a token instead of K and V heads.
 
     `index_head_dim` and `index_n_heads` are of the indexer that picks tokens (DeepSeek V3.2); it
-    caches a key of its own. Without `latent_cache` K and V of all heads are cached instead.
+    caches a key of its own. Where `index_layers` are given only those have one, and the others take
+    the tokens that it picked (GLM-5.2). Without `latent_cache` K and V of all heads are cached
+    instead.
     """
 
     kv_lora_rank: int = MISSING
@@ -23,12 +25,19 @@ class Mla:
     q_lora_rank: int | None = None
     index_head_dim: int | None = None
     index_n_heads: int | None = None
+    index_layers: list[int] | None = None
     latent_cache: bool = True
 
     @property
     def latent_size(self) -> int:
         """Elements cached a token and layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def has_indexer(self, index: int) -> bool:
+        """Whether a layer picks tokens itself."""
+        if self.index_head_dim is None:
+            return False
+        return self.index_layers is None or index in self.index_layers
 
 
 @dataclass

@@ -152,7 +152,7 @@ def attention(
     if model.compressed is not None:
         yield from _compressed_attention(model, model.compressed, share, dtype, make, kind)
     elif model.mla is not None:
-        yield from _latent_attention(model, model.mla, share, dtype, make)
+        yield from _latent_attention(model, model.mla, share, dtype, make, index)
     else:
         yield from _head_attention(model, share, dtype, make, index)
     if model.cross_attention:
@@ -173,8 +173,8 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
         yield _tensor("kv_a_layernorm", model.mla.kv_lora_rank, dtype, "norm")
         if model.mla.q_lora_rank is not None:
             yield _tensor("q_a_layernorm", model.mla.q_lora_rank, dtype, "norm")
-        if model.mla.index_head_dim is not None:
-            yield _tensor("indexer.k_norm", 2 * model.mla.index_head_dim, dtype, "norm")
+        if model.mla.has_indexer(index):
+            yield _tensor("indexer.k_norm", 2 * (model.mla.index_head_dim or 0), dtype, "norm")
     elif model.qk_norm or known.qk_norm:
         heads = model.heads(index)
         size = heads.head_dim
@@ -325,7 +325,7 @@ def _head_attention(
 
 
 def _latent_attention(
-    model: Model, mla: Mla, share: Slice, dtype: DType, make: _Linear
+    model: Model, mla: Mla, share: Slice, dtype: DType, make: _Linear, index: int
 ) -> Iterator[Tensor]:
     """MLA: the projections to the latent are replicated, those to the heads are split."""
     heads = model.num_attention_heads // share.tp
@@ -340,8 +340,8 @@ def _latent_attention(
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     yield from make("kv_b_proj", up, mla.kv_lora_rank)
     yield from make("o_proj", model.hidden_size, heads * mla.v_head_dim)
-    if mla.index_head_dim is not None:
-        size, count = mla.index_head_dim, mla.index_n_heads or 1
+    if mla.has_indexer(index):
+        size, count = mla.index_head_dim or 0, mla.index_n_heads or 1
         yield from make("indexer.wq_b", count * size, mla.q_lora_rank or model.hidden_size)
         yield from make("indexer.wk", size, model.hidden_size)
         yield _tensor("indexer.weights_proj", count * model.hidden_size, dtype, "router")

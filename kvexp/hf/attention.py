@@ -4,6 +4,7 @@ from typing import Any
 
 from kvexp.errors import InvalidValue
 from kvexp.hf import layers as kinds
+from kvexp.hf.locate import LAYER_KEYS
 from kvexp.hf.section import Section
 from kvexp.request import Compressed, Heads, Mla
 
@@ -132,8 +133,30 @@ def _mla(section: Section, model_type: str) -> Mla | None:
         q_lora_rank=section.integer("q_lora_rank", least=0) or None,
         index_head_dim=section.required("index_head_dim") if sparse else None,
         index_n_heads=section.required("index_n_heads") if sparse else None,
+        index_layers=_index_layers(section) if sparse else None,
         latent_cache=latent,
     )
+
+
+def _index_layers(section: Section) -> list[int] | None:
+    """The layers that have an indexer of their own, None for all of them.
+
+    vLLM 0.26 `models/deepseek_v2.py`: each `index_topk_freq`-th layer from `index_skip_topk_offset`
+    on, unless a pattern marks with S those that share; transformers lists the same as full, shared.
+    """
+    count = section.required(*LAYER_KEYS)
+    shared = section.text("index_topk_pattern") or section.texts("indexer_types")
+    if shared is not None:
+        if len(shared) < count or not set(shared) <= {"F", "S", "full", "shared"}:
+            names = ("index_topk_pattern", "indexer_types")
+            raise section.wrong(names, f"{count} of F and S, or of full and shared", shared)
+        own = [index for index in range(count) if shared[index] in ("F", "full")]
+    else:
+        every = section.integer("index_topk_freq") or 1
+        offset = section.integer("index_skip_topk_offset", least=0)
+        first = 2 if offset is None else offset
+        own = [index for index in range(count) if max(index - first + 1, 0) % every == 0]
+    return None if len(own) == count else own
 
 
 def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
