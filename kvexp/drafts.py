@@ -127,7 +127,7 @@ def around(draft: Model, dtype: DType, method: str, tp: int) -> tuple[list[Tenso
 
 def norms(draft: Model, dtype: DType, method: str, index: int) -> list[Tensor]:
     """The norms of one of the draft's layers."""
-    found = list(weights.layer_norms(draft, dtype))
+    found = list(weights.layer_norms(draft, dtype, index))
     if method == "eagle3":
         found.append(_tensor("hidden_norm", draft.hidden_size, dtype, "norm"))
     if method == "eagle" and index == 0:

@@ -93,7 +93,8 @@ class Mamba:
 
     Mamba2, or Mamba1 where `mamba_dt_rank` is given: then a head is one channel wide. `state_dtype`
     is of the recurrent state where it is not the model's. `mamba_chunk_size`: tokens that the
-    kernel scans at once, null where a config states none.
+    kernel scans at once, null where a config states none. `mamba_rms_norm`: its
+    output is normed (Mamba2).
     """
 
     mamba_n_heads: int = MISSING
@@ -105,6 +106,7 @@ class Mamba:
     mamba_dt_rank: int | None = None
     state_dtype: DType | None = None
     mamba_chunk_size: int | None = None
+    mamba_rms_norm: bool = True
 
     @property
     def intermediate_size(self) -> int:

@@ -80,6 +80,7 @@ class Model:
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
     layers read the cache of earlier ones, with `use_double_wide_mlp` their MLP has twice the width.
+    `intermediate_sizes` are the widths of each layer's MLP where they differ, 0 for none.
     `qk_norm` (head, heads or full) is for types where a config decides, `final_logit_softcapping`
     bounds the logits.
     `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
@@ -130,6 +131,7 @@ class Model:
     encoder: Encoder | None = None
     per_layer_input: PerLayerInput | None = None
     use_double_wide_mlp: bool = False
+    intermediate_sizes: list[int] | None = None
     num_nextn_predict_layers: int = 0
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
@@ -188,6 +190,14 @@ class Model:
             raise InvalidValue(
                 f"model.qk_norm must be one of {', '.join(QK_NORMS)} or null, got {self.qk_norm!r}"
             )
+        sizes = self.intermediate_sizes
+        if sizes is not None and len(sizes) != self.num_hidden_layers:
+            raise InvalidValue(
+                f"model.intermediate_sizes must have {self.num_hidden_layers} layers,"
+                f" got {len(sizes)}"
+            )
+        for size in sizes or ():
+            check_count("model.intermediate_sizes", size, least=0)
         self._check_layer_types()
         self._check_rope_scaling()
 
@@ -238,6 +248,13 @@ class Model:
         if self.moe.layers is not None:
             return index in self.moe.layers
         return index >= self.moe.first_k_dense_replace
+
+    def mlp_width(self, index: int) -> int:
+        """The width of one layer's MLP, 0 where it has none."""
+        if self.intermediate_sizes is not None:
+            return self.intermediate_sizes[index]
+        doubled = self.use_double_wide_mlp and not self.owns_cache(index)
+        return self.intermediate_size * (2 if doubled else 1)
 
     def owns_cache(self, index: int) -> bool:
         """Whether a layer keeps a cache of its own, rather than reading an earlier layer's."""

@@ -58,7 +58,7 @@ def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
         yield rotary  # one fp32 cos/sin cache
     for index in layers.of_rank(shape):
         yield from (t.size_bytes for t in matrices(deployment, share, index))
-        yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
+        yield from (t.size_bytes for t in weights.layer_norms(model, dtype, index))
     yield from (t.size_bytes for t in weights.head(model, share, dtype))
 
 

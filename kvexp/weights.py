@@ -83,7 +83,7 @@ def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     if share.first_stage and known.embedding_norm:
         yield from _norm("embed_norm", model.hidden_size, dtype, known)
     if known.normalizer:
-        yield _tensor("normalizer", 1, dtype, "scale")
+        yield _tensor("normalizer", 1, dtype, "buffer")
     if share.first_stage and model.per_layer_input is not None:
         yield from per_layer.tables(model, model.per_layer_input, share.tp, dtype)
 
@@ -201,10 +201,8 @@ def mlp(
     make = partial(_linear, stored, dtype, f"model.layers.{index}.")
     if model.per_layer_input is not None:
         yield from per_layer.layer(model, model.per_layer_input, share.tp, dtype, make)
-    if not model.has_experts(index) or known.beside_dense:
-        width = model.intermediate_size
-        if model.use_double_wide_mlp and not model.owns_cache(index):
-            width *= 2
+    width = model.mlp_width(index)
+    if width and (not model.has_experts(index) or known.beside_dense):
         yield from _mlp("", model.hidden_size, width, share.tp, dtype, known, make)
         if known.mlp_sub_norm:
             yield _tensor("ffn_sub_norm", model.intermediate_size, dtype, "norm")
@@ -229,10 +227,13 @@ def mlp(
             yield _module("shared_expert_gate", 1, model.hidden_size, dtype, "router")
 
 
-def layer_norms(model: Model, dtype: DType) -> Iterator[Tensor]:
-    """The norms of a decoder layer."""
+def layer_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
+    """The norms of a decoder layer; where layers differ, one before each part that it has."""
     known = architecture_of(model)
-    for number in range(known.norms + model.cross_attention):
+    count = known.norms + model.cross_attention
+    if model.intermediate_sizes is not None:
+        count = (model.layer_type(index) != "mlp") + (model.mlp_width(index) > 0)
+    for number in range(count):
         yield from _norm(f"layernorm.{number}", model.hidden_size, dtype, known)
     if known.layer_extra:
         yield _tensor("extra", known.layer_extra, dtype, "scale")
@@ -269,16 +270,23 @@ def bytes_by_module(model: Model, quantization: Quantization | None) -> dict[str
 
 
 def _padding(model: Model, item: int) -> int:
-    """What padding the vocabulary adds, and the engine's own numbers."""
+    """What padding the vocabulary adds."""
     rows = padded_vocab_size(model) - model.vocab_size
     known = architecture_of(model)
     tables = 1 if model.tie_word_embeddings else 2
-    extra = rows * (tables * model.hidden_size + known.head_bias) + known.normalizer
+    extra = rows * (tables * model.hidden_size + known.head_bias)
     return item * (extra + per_layer.padding(model))
 
 
 def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a model with the module that each belongs to."""
+    """All tensors of a checkpoint with the module that each belongs to."""
+    for module, tensor in _with_buffers(model, quantization):
+        if tensor.role != "buffer":
+            yield module, tensor
+
+
+def _with_buffers(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
+    """The same with what engines compute while they load."""
     dtype = model.torch_dtype
     share = Slice(tp=1, num_layers=model.num_hidden_layers, first_stage=True, last_stage=True)
     for tensor in embedding(model, share, dtype):
@@ -294,7 +302,7 @@ def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[st
             shared = tensor.name.startswith("shared_experts.")
             routed = model.has_experts(index) and not shared
             yield ("experts" if routed else "mlp"), tensor
-        for tensor in layer_norms(model, dtype):
+        for tensor in layer_norms(model, dtype, index):
             yield "norms", tensor
     for tensor in head(model, share, dtype):
         yield ("norms" if tensor.name.startswith("norm") else "head"), tensor
@@ -319,7 +327,8 @@ def _head_attention(
     if known.output_bias:
         yield _tensor(f"{prefix}o_proj.bias", model.hidden_size, dtype, "bias")
     if known.output_gate:
-        yield from make(f"{prefix}gate_proj", num_q * value_dim, model.hidden_size)
+        gates = num_q if known.output_gate == "head" else num_q * value_dim
+        yield from make(f"{prefix}gate_proj", gates, model.hidden_size)
     if known.sinks:
         yield _tensor("sinks", num_q, dtype, "bias")
 
@@ -408,7 +417,10 @@ def _mamba(
     yield _tensor("D", heads, dtype, "scale")
     yield _tensor("dt_bias", heads, dtype, "scale")
     yield from make("out_proj", hidden, inner)
-    yield _tensor("norm", inner, dtype, "norm")
+    if mamba.mamba_rms_norm:
+        yield _tensor("norm", inner, dtype, "norm")
+    if model.model_type == "falcon_h1":  # what it multiplies the projection with
+        yield _tensor("mup_vector", inner + conv + heads, dtype, "buffer")
 
 
 def _linear_attention(

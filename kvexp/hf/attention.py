@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvexp.errors import InvalidValue
+from kvexp.hf import blocks
 from kvexp.hf import layers as kinds
 from kvexp.hf.locate import LAYER_KEYS
 from kvexp.hf.section import Section
@@ -58,7 +59,7 @@ def attention_facts(
         facts["v_head_dim"] = section.required("v_head_dim")
     if kinds.SLIDING in layer_types:
         facts["sliding_window"] = kinds.window(section, model_type)
-        facts.update(_sliding_heads(section, model_type, facts))
+        facts.update(_sliding_heads(section, model_type, facts, layer_types))
     if kinds.CHUNKED in layer_types:
         facts["attention_chunk_size"] = section.required("attention_chunk_size")
     if model_type == "deepseek_v4":
@@ -76,6 +77,8 @@ def _kv_heads(section: Section, model_type: str, heads: int) -> int:
     if model_type == "gpt_bigcode":
         return 1 if section.flag("multi_query") is not False else heads
     stated = section.integer(*KV_HEAD_KEYS)
+    if stated is None:
+        stated = blocks.kv_heads(section, heads)
     if stated is None and section.flag("multi_query") is True:
         return 1
     if stated is None:
@@ -159,7 +162,9 @@ def _index_layers(section: Section) -> list[int] | None:
     return None if len(own) == count else own
 
 
-def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _sliding_heads(
+    section: Section, model_type: str, facts: dict[str, Any], layer_types: list[str]
+) -> dict[str, Any]:
     """Sliding layers with heads of their own; Gemma 4 states those of its full layers instead."""
     if section.has("swa_num_key_value_heads", "swa_head_dim") or model_type == "mimo_v2_flash":
         own = Heads(
@@ -169,6 +174,17 @@ def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> 
             or _sliding_kv_heads(section, model_type, facts["num_key_value_heads"]),
             head_dim=section.integer("swa_head_dim") or facts["head_dim"],
             v_head_dim=section.integer("swa_v_head_dim") or facts.get("v_head_dim"),
+        )
+        return {"sliding_heads": own}
+    other = section.inner("attention_other_setting")
+    if other is not None or section.has("num_attention_heads_per_layer"):
+        heads = _num_sliding_heads(section, other, layer_types)
+        groups = other.integer("num_attention_groups") if other is not None else None
+        size = other.integer("head_dim") if other is not None else None
+        own = Heads(
+            num_attention_heads=heads or facts["num_attention_heads"],
+            num_key_value_heads=groups or facts["num_key_value_heads"],
+            head_dim=size or facts["head_dim"],
         )
         return {"sliding_heads": own}
     if section.has("per_layer_config"):
@@ -191,6 +207,26 @@ def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> 
         "num_key_value_heads": section.integer("num_global_key_value_heads")
         or facts["num_key_value_heads"],
     }
+
+
+def _num_sliding_heads(
+    section: Section, other: Section | None, layer_types: list[str]
+) -> int | None:
+    """Query heads of sliding layers: Step's other setting, or Laguna's list of all layers.
+
+    Raises:
+        InvalidValue: layers of one kind differ.
+    """
+    if other is not None:
+        return other.integer("num_attention_heads")
+    numbers = section.integers("num_attention_heads_per_layer") or []
+    for kind in (kinds.SLIDING, kinds.FULL):
+        of_kind = {n for n, own in zip(numbers, layer_types, strict=False) if own == kind}
+        others = {section.required(*HEAD_KEYS)} if kind == kinds.FULL else of_kind
+        if len(numbers) < len(layer_types) or len(of_kind | others) > 1:
+            names = ("num_attention_heads_per_layer",)
+            raise section.wrong(names, f"one number for the layers of {kind}", numbers)
+    return numbers[layer_types.index(kinds.SLIDING)]
 
 
 def _sliding_kv_heads(section: Section, model_type: str, others: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
-from kvexp.hf import images
+from kvexp.hf import blocks, images
 from kvexp.hf import layers as kinds
 from kvexp.hf.attention import attention_facts, compressed
 from kvexp.hf.defaults import TIED, completed
@@ -57,6 +57,13 @@ TEXT_TYPES = {
     "refinedwebmodel": "falcon",
 }
 """Types by whose rule a language model inside another type is built."""
+
+BY_CLASS = {
+    "BailingMoeV2For": "bailing_moe_v2",
+    "HunYuanMoEV1": "hunyuan_v1_moe",
+    "HunYuanDenseV1": "hunyuan_v1_dense",
+}
+"""Types that their class tells apart, whose configs share a name."""
 
 OVERRIDABLE = (
     "hidden_size",
@@ -180,8 +187,11 @@ def decoder_facts(
         "cross_attention": section.has("decoder_layers"),
     }
     facts.update(attention_facts(section, model_type, hidden, layer_types))
+    full = layer_types.index(kinds.FULL) if kinds.FULL in layer_types else 0
     facts["rope_theta"], facts["rope_scaling"] = rope(
-        section, used=ARCHITECTURES.get(model_type, Architecture()).rotary > 0
+        section.at(full, "rope_theta", "partial_rotary_factors"),
+        head_dim=facts.get("head_dim"),
+        used=ARCHITECTURES.get(model_type, Architecture()).rotary > 0,
     )
     if set(layer_types) & {kinds.MAMBA, kinds.HYBRID}:
         facts["mamba"] = mamba(section, model_type, hidden)
@@ -191,7 +201,10 @@ def decoder_facts(
         facts["linear"] = linear_attention(section, model_type, hidden)
     if kinds.CONV in layer_types:
         facts["conv_L_cache"] = section.required("conv_L_cache")
-    facts["intermediate_size"] = _mlp_width(section, model_type, hidden)
+    facts["intermediate_sizes"] = blocks.mlp_widths(section, hidden)
+    facts["intermediate_size"] = max(
+        facts["intermediate_sizes"] or (_mlp_width(section, model_type, hidden),)
+    )
     facts["moe"] = experts(section, model_type, count, facts["intermediate_size"])
     moe = facts["moe"]
     some_dense = moe is not None and (moe.layers or moe.first_k_dense_replace)
@@ -217,10 +230,13 @@ def decoder_facts(
 
 
 def _model_type(section: Section, stated: str) -> str:
-    """The type by whose rule the model is built; Grok's configs name another model's."""
+    """The type by whose rule the model is built; some configs name another model's."""
     names = section.texts("architectures") or [""]
     if names[0].startswith("Grok1"):
         return "grok2" if section.flag("residual_moe") else "grok-1"
+    for prefix, own in BY_CLASS.items():
+        if names[0].startswith(prefix):
+            return own
     return TEXT_TYPES.get(stated, stated)
 
 

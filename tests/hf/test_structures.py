@@ -3,8 +3,9 @@
 import pytest
 
 from kvexp import weights
+from kvexp.errors import InvalidValue
 
-from .shapes import latent
+from .shapes import MAMBA2, dense, latent
 
 GLM52 = latent(
     "glm_moe_dsa",
@@ -41,3 +42,173 @@ def test_an_indexer_is_in_its_layers_alone(read):
     indexer = 2048 * 32 * 128 + 1024 * 128 + 32 * 1024 + 2 * 128
 
     assert weights.parameters(alone) - weights.parameters(shared) == 6 * indexer
+
+
+WINDOWS = ["full_attention", *["sliding_attention"] * 3]
+HUNYUAN = dense(
+    "hunyuan",
+    4,
+    *(8, 2, 128),
+    architectures=["HunYuanMoEV1ForCausalLM"],
+    intermediate_size=512,
+    moe_intermediate_size=[512] * 4,
+    moe_topk=[2] * 4,
+    num_shared_expert=[1] * 4,
+    num_experts=8,
+    use_mixed_mlp_moe=True,
+)
+LAGUNA = dense(
+    "laguna",
+    4,
+    *(6, 2, 128),
+    num_attention_heads_per_layer=[6, 8, 8, 8],
+    layer_types=WINDOWS,
+    mlp_layer_types=["dense", *["sparse"] * 3],
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=256,
+    shared_expert_intermediate_size=256,
+    sliding_window=512,
+)
+STEP = dense(
+    "step3p5",
+    4,
+    *(6, None, 128),
+    num_attention_groups=2,
+    attention_other_setting={
+        "num_attention_heads": 8,
+        "num_attention_groups": 2,
+        "head_dim": 128,
+    },
+    layer_types=WINDOWS,
+    sliding_window=512,
+    moe_layers_enum="1, 2,3",
+    moe_num_experts=8,
+    moe_top_k=2,
+    moe_intermediate_size=256,
+    share_expert_dim=256,
+    rope_theta=[5e6, 1e4, 1e4, 1e4],
+    partial_rotary_factors=[0.5, 1.0, 1.0, 1.0],
+)
+FALCON_H1 = dense("falcon_h1", 4, 8, 2, 128, mamba_d_ssm=3072, **MAMBA2)
+BAMBA = dense("bamba", 4, 8, 2, 128, attn_layer_indices=[1], **{**MAMBA2, "mamba_expand": 3})
+
+
+def block(heads=8, multiple=3.0, **attention):
+    own = {"n_heads_in_group": heads, "no_op": False, "replace_with_linear": False}
+    mlp = {"ffn_mult": multiple, "no_op": multiple is None, "replace_with_linear": False}
+    return {"attention": {**own, **attention}, "ffn": mlp}
+
+
+NO_ATTENTION = block(None, 1.5, no_op=True)
+NAS = dense(
+    "nemotron-nas",
+    3,
+    *(16, None, None),
+    intermediate_size=None,
+    block_configs=[block(), NO_ATTENTION, block(multiple=None)],
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [
+        (HUNYUAN, 132_687_872),
+        (LAGUNA, 103_088_152),
+        (STEP, 103_088_152),  # the same sizes in Step's words
+        (FALCON_H1, 140_257_856),
+        ({**FALCON_H1, "mamba_rms_norm": True}, 140_270_144),
+        (BAMBA, 122_637_488),
+    ],
+    ids=["hunyuan", "laguna", "step", "falcon_h1", "falcon_h1_normed", "bamba"],
+)
+def test_tensors_are_those_of_transformers_classes(read, config, total):
+    assert weights.parameters(read(config)) == total
+
+
+def test_a_falcon_multiplies_its_projection_by_numbers_that_no_checkpoint_has(read):
+    model = read(FALCON_H1)
+    share = weights.Slice(tp=2, num_layers=4, first_stage=True, last_stage=True)
+    tensors = weights.attention(model, share, model.torch_dtype, None, 0)
+    (own,) = (tensor for tensor in tensors if tensor.role == "buffer")
+
+    assert own.numel == (2 * 3072 + 2 * 2 * 128 + 48) // 2  # the group is on both ranks
+
+
+def test_pruned_layers_have_what_their_blocks_state(read, cached):
+    model = read(NAS)
+    hidden, heads = 1024, 16 * 64
+    attention = hidden * (heads + 2 * 128) + heads * hidden + hidden
+    mlps = 3 * hidden * (2048 + 1024) + 2 * hidden
+
+    assert model.intermediate_sizes == [2048, 1024, 0]
+    assert weights.parameters(model) == 2 * attention + mlps + 2 * 32000 * hidden + hidden
+    assert cached(model) == ({"full": 2}, 2 * 2 * 2 * 64 * 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"block_configs": [block()] * 2}, "block_configs must be 3 blocks, got 2"),
+        ({"block_configs": [block(), block(), {"ffn": {}}]}, "blocks with attention each"),
+        ({"block_configs": [block(8), block(4), block(8)]}, "blocks with one n_heads_in_group"),
+        ({"block_configs": [block(replace_with_linear=True)] * 3}, "replace_with_linear must be"),
+        ({"block_configs": [block(window_length=512)] * 3}, "window_length must be null"),
+        ({"model_type": "llama"}, "block_configs belongs to a cache that is not known"),
+    ],
+)
+def test_blocks_that_are_not_known_are_refused(read, changed, said):
+    with pytest.raises(InvalidValue, match=said):
+        read({**NAS, **changed})
+
+
+def test_experts_that_differ_from_layer_to_layer_are_refused(read):
+    with pytest.raises(InvalidValue, match="moe_topk must be one number for all layers"):
+        read({**HUNYUAN, "moe_topk": [2, 2, 4, 4]})
+    with pytest.raises(InvalidValue, match="moe_topk must be a whole number, got 'two'"):
+        read({**HUNYUAN, "moe_topk": ["two"] * 4})
+
+
+@pytest.mark.parametrize("heads", [[6, 8, 8], [6, 8, 4, 8], [8, 8, 8, 8]])
+def test_heads_that_differ_among_alike_layers_are_refused(read, heads):
+    with pytest.raises(InvalidValue, match="one number for the layers of"):
+        read({**LAGUNA, "num_attention_heads_per_layer": heads})
+
+
+def test_full_layers_say_how_positions_turn_where_each_layer_does(read):
+    model = read({**STEP, "layer_types": WINDOWS[::-1], "rope_theta": [1e4, 1e4, 1e4, 5e6]})
+
+    assert model.rope_theta == 5e6
+    assert model.rope_scaling == {"partial_rotary_factor": 1.0}
+    with pytest.raises(InvalidValue, match="rope_theta must be more than 3 values"):
+        read({**STEP, "layer_types": WINDOWS[::-1], "rope_theta": [1e4]})
+
+
+def test_layers_with_experts_in_a_text_are_numbers(read):
+    assert read(STEP).moe.first_k_dense_replace == 1
+    with pytest.raises(InvalidValue, match="moe_layers_enum must be numbers of layers"):
+        read({**STEP, "moe_layers_enum": "1,b"})
+
+
+LING = dense(
+    "bailing_moe",
+    2,
+    *(8, 2, 128),
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=256,
+    num_shared_experts=2,
+    first_k_dense_replace=1,
+    rotary_dim=64,
+)
+
+
+def test_lings_second_generation_is_told_by_its_class(read):
+    first, second = read(LING), read({**LING, "architectures": ["BailingMoeV2ForCausalLM"]})
+
+    assert (first.model_type, second.model_type) == ("bailing_moe", "bailing_moe_v2")
+    assert weights.parameters(second) - weights.parameters(first) == 2 * 2 * 128 + 8
+    assert first.moe.shared_intermediate_size == 2 * 256
+    assert weights.rotary_size(first) == 64
+    one = read({**LING, "moe_shared_expert_intermediate_size": 384})
+    assert one.moe.shared_intermediate_size == 2 * 384
