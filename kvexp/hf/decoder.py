@@ -153,7 +153,7 @@ def decoder_facts(
     Raises:
         InvalidValue: a fact is missing, wrong or not known.
     """
-    section = language_section(config, chosen, notes)
+    section = language_section(_counted(config), chosen, notes)
     stated = section.text("model_type") or section.around().text("model_type")
     if stated is None:
         section.assume("model_type is not given: the common decoder block is assumed")
@@ -227,6 +227,14 @@ def decoder_facts(
     facts["tower_parameters"], facts["audio_tower_parameters"] = total, audio
     facts["encoder"] = images.encoder(section)
     return facts
+
+
+def _counted(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the number of its layers, where it lists them alone (Nemotron-H)."""
+    listed = config.get("layers_block_type")
+    if not isinstance(listed, list) or any(config.get(key) is not None for key in LAYER_KEYS):
+        return config
+    return {**config, LAYER_KEYS[0]: len(listed)}
 
 
 def _model_type(section: Section, stated: str) -> str:

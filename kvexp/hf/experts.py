@@ -150,6 +150,9 @@ def _layers(section: Section, model_type: str, count: int) -> list[int]:
         if not all(part.isdigit() for part in parts):
             raise section.wrong(("moe_layers_enum",), "numbers of layers with commas", listed)
         return sorted(index for index in map(int, parts) if index < count)
+    blocks = section.texts("layers_block_type") or []
+    if "moe" in blocks:
+        return [index for index in range(min(count, len(blocks))) if blocks[index] == "moe"]
     letters = section.get("hybrid_override_pattern")
     if isinstance(letters, str):
         return [index for index in range(min(count, len(letters))) if letters[index] == "E"]

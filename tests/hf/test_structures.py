@@ -212,3 +212,23 @@ def test_lings_second_generation_is_told_by_its_class(read):
     assert weights.rotary_size(first) == 64
     one = read({**LING, "moe_shared_expert_intermediate_size": 384})
     assert one.moe.shared_intermediate_size == 2 * 384
+
+
+def test_a_list_of_blocks_says_how_many_layers_there_are_and_which_have_experts(read):
+    blocks = ["mamba", "moe", "attention", "mlp", "moe"]
+    config = dense(
+        "nemotron_h",
+        None,
+        *(8, 2, 128),
+        layers_block_type=blocks,
+        mamba_num_heads=32,
+        mamba_head_dim=64,
+        ssm_state_size=128,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=512,
+    )
+    model = read(config)
+
+    assert model.layer_types == ["mamba", "mlp", "full_attention", "mlp", "mlp"]
+    assert [model.has_experts(index) for index in range(5)] == [False, True, False, False, True]
