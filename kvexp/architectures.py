@@ -157,6 +157,9 @@ ARCHITECTURES = {
     "hy_v3": Architecture(qk_norm="head", router_bias=True, fp32_router=True),
     "minimax": Architecture(fp32_router=True),
     "minimax_m2": Architecture(qk_norm="full", rotary=0.5, router_bias=True, fp32_router=True),
+    "minimax_m3_vl_text": Architecture(
+        qk_norm="head", rotary=0.5, router_bias=True, fp32_router=True
+    ),
     "mimo_v2_flash": Architecture(rotary=0.334, router_bias=True, fp32_router=True),
     "step3p5": Architecture(
         qk_norm="head",

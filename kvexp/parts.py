@@ -41,6 +41,20 @@ class Mla:
 
 
 @dataclass
+class BlockIndexer:
+    """An indexer that picks blocks of tokens for layers whose heads are cached whole (MiniMax-M3).
+
+    It caches one key of `index_head_dim` for a token, in the layers from `first_layer` on, and its
+    `index_n_heads` query heads are as many as the KV heads.
+    """
+
+    index_head_dim: int = MISSING
+    index_n_heads: int = MISSING
+    block_size: int = 128
+    first_layer: int = 0
+
+
+@dataclass
 class Compressed:
     """DeepSeek V4's attention: one vector a token within a window, older tokens compressed.
 

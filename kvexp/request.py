@@ -14,6 +14,7 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.errors import InvalidValue
 from kvexp.parts import HEAVY as HEAVY
 from kvexp.parts import SPARSE as SPARSE
+from kvexp.parts import BlockIndexer as BlockIndexer
 from kvexp.parts import Compressed as Compressed
 from kvexp.parts import Encoder as Encoder
 from kvexp.parts import Heads as Heads
@@ -125,6 +126,7 @@ class Model:
     conv_L_cache: int | None = None  # noqa: N815 (as configs spell it)
     mla: Mla | None = None
     compressed: Compressed | None = None
+    block_indexer: BlockIndexer | None = None
     moe: Moe | None = None
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
@@ -248,6 +250,12 @@ class Model:
         if self.moe.layers is not None:
             return index in self.moe.layers
         return index >= self.moe.first_k_dense_replace
+
+    def has_indexer(self, index: int) -> bool:
+        """Whether a layer picks the tokens that it attends to."""
+        if self.block_indexer is not None:
+            return index >= self.block_indexer.first_layer
+        return self.mla is not None and self.mla.has_indexer(index)
 
     def mlp_width(self, index: int) -> int:
         """The width of one layer's MLP, 0 where it has none."""

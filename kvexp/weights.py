@@ -186,6 +186,8 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
         yield _tensor("q_norm", q, dtype, "norm")
         if model.owns_cache(index) or known.own_projections:
             yield _tensor("k_norm", k, dtype, "norm")
+    if model.block_indexer is not None and model.has_indexer(index):
+        yield _tensor("index_norms", 2 * model.block_indexer.index_head_dim, dtype, "norm")
     if known.attention_sub_norm:
         yield _tensor("attn_sub_norm", model.hidden_size, dtype, "norm")
 
@@ -319,6 +321,9 @@ def _head_attention(
     outputs: tuple[int, ...] = (num_q * heads.head_dim * (2 if known.query_gate else 1),)
     if model.owns_cache(index) or known.own_projections:
         outputs += (num_kv * heads.head_dim, num_kv * value_dim)
+    if model.block_indexer is not None and model.has_indexer(index):
+        size = model.block_indexer.index_head_dim
+        outputs += (num_kv * size, size)
     inputs = model.hidden_size * (2 if model.is_eagle3 and index == 0 else 1)
     yield from make(f"{prefix}qkv_proj", outputs, inputs)
     if model.attention_bias:

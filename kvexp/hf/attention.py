@@ -7,7 +7,7 @@ from kvexp.hf import blocks
 from kvexp.hf import layers as kinds
 from kvexp.hf.locate import LAYER_KEYS
 from kvexp.hf.section import Section
-from kvexp.request import Compressed, Heads, Mla
+from kvexp.request import BlockIndexer, Compressed, Heads, Mla
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 KV_HEAD_KEYS = (
@@ -233,6 +233,32 @@ def _sliding_kv_heads(section: Section, model_type: str, others: int) -> int:
     if model_type != "mimo_v2_flash":
         return others
     return section.assumed("swa_num_key_value_heads", default=8, why="transformers' default")
+
+
+def block_indexer(section: Section) -> BlockIndexer | None:
+    """MiniMax-M3's indexer, None where attention is not sparse.
+
+    Raises:
+        InvalidValue: a size is missing, or dense layers follow sparse ones.
+    """
+    own = section.inner("sparse_attention_config") or section
+    first = 0
+    flags = own.integers("sparse_attention_freq")
+    if flags is not None:
+        first = flags.index(1) if 1 in flags else len(flags)
+        if set(flags[first:]) - {1}:
+            raise own.wrong(("sparse_attention_freq",), "zeros, then ones", flags)
+    if own.flag("use_sparse_attention") is False or not own.has(*_INDEX_DIMS):
+        return None
+    return BlockIndexer(
+        index_head_dim=own.required(*_INDEX_DIMS),
+        index_n_heads=own.required("sparse_num_index_heads", "index_n_heads"),
+        block_size=own.integer("sparse_block_size", "index_block_size") or 128,
+        first_layer=first,
+    )
+
+
+_INDEX_DIMS = ("sparse_index_dim", "index_head_dim")
 
 
 def compressed(section: Section) -> Compressed:

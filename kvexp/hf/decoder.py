@@ -7,7 +7,7 @@ from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
 from kvexp.hf import blocks, images
 from kvexp.hf import layers as kinds
-from kvexp.hf.attention import attention_facts, compressed
+from kvexp.hf.attention import attention_facts, block_indexer, compressed
 from kvexp.hf.defaults import TIED, completed
 from kvexp.hf.dtype import checkpoint_dtype
 from kvexp.hf.experts import NUM_KEYS, experts
@@ -50,6 +50,8 @@ TEXT_TYPES = {
     "phi4mm": "phi3",
     "phi4_multimodal": "phi3",
     "kimi_k25": "kimi_k2",
+    "minimax_m3": "minimax_m3_vl_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
     "chatglm": "glm",
@@ -197,6 +199,8 @@ def decoder_facts(
         facts["mamba"] = mamba(section, model_type, hidden)
     if model_type == "deepseek_v4":
         facts["compressed"] = compressed(section)
+    if model_type == "minimax_m3_vl_text":
+        facts["block_indexer"] = block_indexer(section)
     if kinds.LINEAR in layer_types:
         facts["linear"] = linear_attention(section, model_type, hidden)
     if kinds.CONV in layer_types:

@@ -31,7 +31,6 @@ SAME_WIDTH = (
     "gpt_oss",
     "minimax",
     "minimax_m2",
-    "minimax_m3_vl_text",
     "llama4_text",
     "grok-1",
 )
@@ -97,7 +96,9 @@ def experts(section: Section, model_type: str, num_layers: int, width: int) -> M
     if top is None:
         raise section.missing(*TOP_KEYS)
     layers = _layers(section, model_type, num_layers)
-    if model_type in SAME_WIDTH:
+    if model_type == "minimax_m3_vl_text":
+        own_width = section.required("intermediate_size")
+    elif model_type in SAME_WIDTH:
         own_width = width or section.required("intermediate_size")
     elif not own_width:
         raise section.missing(*WIDTH_KEYS)

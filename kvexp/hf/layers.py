@@ -43,7 +43,11 @@ UNKNOWN_CACHES = (
 )
 """Keys of caches that are not known here."""
 
-KNOWN_OF = {"compress_ratios": "deepseek_v4", "block_configs": "nemotron-nas"}
+KNOWN_OF = {
+    "compress_ratios": "deepseek_v4",
+    "block_configs": "nemotron-nas",
+    "index_block_size": "minimax_m3_vl_text",
+}
 """The one type each that such a key is known of."""
 
 WINDOW_BY_FLAG = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")

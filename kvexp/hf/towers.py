@@ -25,6 +25,9 @@ CONFORMERS = ("gemma4_audio",)
 CONFORMER_SQUARES = 24
 """Of its width, in a layer: two MLPs of four widths, attention with positions, a convolution."""
 
+MINIMAX_MERGED = 4
+"""Projected patches that are merged, each into the decoder's width."""
+
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types with one vision encoder."""
 
@@ -51,7 +54,7 @@ class _Class:
     is learned too (`class`), or as many as the config says (`stated`).
     """
 
-    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v"]
+    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3"]
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
@@ -70,6 +73,7 @@ CLASSES = {
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
     "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+    "minimax_m3_vl": _Class(projector="minimax_m3", frames=2, around_norms=1),
     **dict.fromkeys(
         ("glm4v", "glm4v_moe"),
         _Class(
@@ -274,6 +278,10 @@ def _projector(
     if known.projector == "mistral3":
         merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2
         return merged * width * width + width + width * hidden + hidden * hidden
+    if known.projector == "minimax_m3":
+        inner = around.assumed("projector_hidden_size", default=hidden, why=_WHY)
+        merged = MINIMAX_MERGED * hidden
+        return (width + merged + 2) * inner + 2 * (inner * hidden + hidden)
     if known.projector == "glm4v":
         out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
         mlp = 3 * out * tower.assumed("intermediate_size", default=13696, why=_WHY)

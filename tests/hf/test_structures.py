@@ -232,3 +232,38 @@ def test_a_list_of_blocks_says_how_many_layers_there_are_and_which_have_experts(
 
     assert model.layer_types == ["mamba", "mlp", "full_attention", "mlp", "mlp"]
     assert [model.has_experts(index) for index in range(5)] == [False, True, False, False, True]
+
+
+SPARSE = [0, 1, 1, 1]
+MINIMAX_M3 = dense(
+    "minimax_m3",
+    4,
+    *(16, 4, 128),
+    dense_intermediate_size=2048,
+    intermediate_size=512,
+    moe_layer_freq=SPARSE,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    shared_intermediate_size=512,
+    sparse_attention_config={
+        "sparse_attention_freq": SPARSE,
+        "sparse_index_dim": 128,
+        "sparse_num_index_heads": 4,
+    },
+)
+
+
+def test_an_indexer_of_blocks_has_a_key_beside_whole_heads(read, cached):
+    model = read(MINIMAX_M3)
+
+    assert cached(model) == ({"full": 4, "mla": 3}, 4 * 2 * 4 * 128 * 2 + 3 * 128 * 2, 0)
+    assert (model.intermediate_size, model.moe.moe_intermediate_size) == (2048, 512)
+    without = read({**MINIMAX_M3, "sparse_attention_config": {"use_sparse_attention": False}})
+    indexer = 1024 * 5 * 128 + 2 * 128
+    assert weights.parameters(model) - weights.parameters(without) == 3 * indexer
+
+
+def test_whole_attention_behind_sparse_layers_is_refused(read):
+    sparse = {**MINIMAX_M3["sparse_attention_config"], "sparse_attention_freq": [0, 1, 0, 1]}
+    with pytest.raises(InvalidValue, match="sparse_attention_freq must be zeros, then ones"):
+        read({**MINIMAX_M3, "sparse_attention_config": sparse})
