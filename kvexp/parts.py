@@ -181,7 +181,8 @@ class Encoder:
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder; of audio they are its encoder's positions,
-    and the mel bins of each. `gated`: the encoder's MLP has a gate.
+    and the mel bins of each. Without an `intermediate_size` it is a projection alone, of an item
+    after the other. `gated`: the encoder's MLP has a gate.
     `video_items`: a video is as much as so many images at most, 0 where it takes none; or as so
     many frames of `frame_tokens` and `frame_patches`, where those are not an image's; the same of
     chunks of a long audio.

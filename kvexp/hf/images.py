@@ -57,7 +57,7 @@ def encoder(config: Section) -> Encoder | None:
         hidden_size=width,
         intermediate_size=mlp,
         gated=own in GATED,
-        convolved=item.widths is not None,
+        convolved=kind == "gemma3n",
         video_items=item.video_items,
         frame_tokens=item.frame_tokens,
         frame_patches=item.frame_patches,

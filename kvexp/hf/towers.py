@@ -72,6 +72,7 @@ CLASSES = {
     "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
+    "llava_onevision": _Class(projector="linears", patch_bias=True, positions="patches"),
     "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
     "minimax_m3_vl": _Class(projector="minimax_m3", frames=2, around_norms=1),
     **dict.fromkeys(
@@ -89,7 +90,12 @@ CLASSES = {
 }
 """By the model's type, from transformers' modules: equal to their parameters."""
 
-_OWN = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "mistral3": "pixtral"}
+_OWN = {
+    "llava": "clip_vision_model",
+    "llava_next": "clip_vision_model",
+    "llava_onevision": "siglip_vision_model",
+    "mistral3": "pixtral",
+}
 """The type of the encoder that the class was read for, where a model may have another."""
 
 
@@ -180,6 +186,8 @@ def places(config: Section) -> list[Section]:
 
 def _encoder(tower: Section, config: Section, hidden: int) -> int:
     kind = own_type(tower, config.around().text("model_type") or "")
+    if config.around().text("model_type") == "gemma4_unified":
+        return _gemma4_unified(tower, hidden)
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -210,6 +218,18 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         " gives the exact figure"
     )
     return total
+
+
+def _gemma4_unified(tower: Section, hidden: int) -> int:
+    """Patches and frames of audio enter by projections alone, patches with norms and positions."""
+    frame = tower.integer("audio_embed_dim", most=LIMITS["hidden_size"])
+    if frame is not None:
+        return frame * hidden
+    pooled = tower.assumed("pooling_kernel_size", default=3, why=_WHY, most=MOST_PATCH)
+    numbers = 3 * (pooled * (patch_size(tower) or 16)) ** 2
+    width = tower.assumed("mm_embed_dim", default=3840, why=_WHY, most=LIMITS["hidden_size"])
+    rows = tower.assumed("mm_posemb_size", default=1120, why=_WHY, most=MOST_POSITIONS)
+    return 2 * numbers + (numbers + 5) * width + 2 * rows * width + width * hidden
 
 
 def own_type(tower: Section, around: str) -> str:
@@ -273,7 +293,7 @@ def _projector(
     if known.projector == "gemma3":
         return width * hidden + width
     if known.projector == "linears":
-        newline = hidden if around.text("model_type") == "llava_next" else 0
+        newline = 0 if around.text("model_type") == "llava" else hidden
         return width * hidden + hidden + hidden * hidden + hidden + newline
     if known.projector == "mistral3":
         merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2

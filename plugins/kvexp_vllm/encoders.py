@@ -63,6 +63,8 @@ def forward(
     assert encoder is not None
     if hears(deployment.model):
         return _audio(deployment, rules, positions, pixel_bytes)
+    if not encoder.intermediate_size:
+        return _projected(deployment, held_bytes)
     item = deployment.dtype.itemsize_bytes
     if encoder.kept_layers:
         elements = _mlp_elements(encoder, deployment.tp) + encoder.patches_per_item
@@ -89,6 +91,15 @@ def forward(
         elements += encoder.patch_size  # the pixels in the compute dtype
     size = positions * elements * item + held_bytes + tables
     return around("encoder", size, "logs of three models of images", spread=0.2)
+
+
+def _projected(deployment: Deployment, held_bytes: int) -> Peak:
+    """Patches of one item through a projection, 0.22 to 0.33 `models/gemma4_unified.py`."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    elements = 2 * encoder.patch_size + 4 * encoder.hidden_size
+    size = encoder.patches_per_item * elements * deployment.dtype.itemsize_bytes
+    return around("encoder", held_bytes + size, "its code alone", more_bytes=size)
 
 
 def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
