@@ -84,6 +84,7 @@ ARCHITECTURES = {
     "grok-1": Architecture(norms=4),
     "grok2": Architecture(norms=4, beside_dense=True),
     "phi3": Architecture(),
+    "qwen": Architecture(),
     "qwen2": Architecture(),
     "mimo": Architecture(),
     "qwen2_moe": Architecture(shared_gate=True),
@@ -161,6 +162,7 @@ ARCHITECTURES = {
         qk_norm="head", rotary=0.5, router_bias=True, fp32_router=True
     ),
     "mimo_v2_flash": Architecture(rotary=0.334, router_bias=True, fp32_router=True),
+    "solar_open": Architecture(router_bias=True),
     "step3p5": Architecture(
         qk_norm="head",
         rotary=0.5,

@@ -104,6 +104,7 @@ REFUSED = {
 """Types refused by name, with the reason."""
 
 BIASED = (
+    "qwen",
     "qwen2",
     "mimo",
     "qwen2_moe",
@@ -322,6 +323,8 @@ def _mlp_width(section: Section, model_type: str, hidden: int) -> int:
         return section.required("shared_intermediate_size")
     if model_type == "gpt_neox_japanese":
         return hidden * section.required("intermediate_multiple_size")
+    if model_type == "qwen":  # of gate and up together
+        return section.required("intermediate_size") // 2
     if model_type == "lfm2":
         return _lfm2_width(section)
     if model_type == "mpt":

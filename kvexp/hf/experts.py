@@ -59,6 +59,7 @@ SHARED = (
     "bailing_moe_v2",
     "hunyuan_v1_moe",
     "laguna",
+    "solar_open",
     "step3p5",
 )
 """Types with experts that every token passes, and mostly with dense layers first."""

@@ -267,3 +267,11 @@ def test_whole_attention_behind_sparse_layers_is_refused(read):
     sparse = {**MINIMAX_M3["sparse_attention_config"], "sparse_attention_freq": [0, 1, 0, 1]}
     with pytest.raises(InvalidValue, match="sparse_attention_freq must be zeros, then ones"):
         read({**MINIMAX_M3, "sparse_attention_config": sparse})
+
+
+def test_the_first_qwen_states_the_width_of_gate_and_up_together(read):
+    model = read(dense("qwen", 2, 8, None, None, intermediate_size=4096))
+    layer = 4 * 1024 * 1024 + 3 * 1024 + 3 * 1024 * 2048 + 2 * 1024
+
+    assert (model.intermediate_size, model.attention_bias) == (2048, True)
+    assert weights.parameters(model) == 2 * layer + 2 * 32000 * 1024 + 1024
