@@ -6,6 +6,7 @@ block: RMS norms, fused attention without norms of its own, gate, up and down.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from kvexp.request import Model
 
@@ -18,15 +19,16 @@ class Architecture:
     heads together (full). `norms`: norms of the hidden size a layer, `norm_bias`: with a bias each.
     `output_bias`: a bias on the output projection too, `mlp_bias` and `head_bias` on those.
     `sinks`: one number a head. `rotary`: the share of a head that is rotated, 0 without positions.
-    `local_rotary`: sliding layers have a rotary cache of their own, `whole_rotary`: as wide as a
-    head, what is not rotated included. `normalizer`: one number scales
+    `local_rotary`: the share of sliding layers with a rotary cache of their own, `whole_rotary`: it
+    is as wide as a head, what is not rotated included. `normalizer`: one number scales
     the embeddings. `gated`: the MLP has a gate beside up and down. `positions`: rows of a learned
     position table beyond the longest context, None without a table. `query_gate`: the query
     projection holds a gate of the same size. `router_bias`: one number an expert. `fp32_router`:
     the router is kept in fp32. `shared_gate`: one row that weighs the shared experts.
     `attention_sub_norm`, `mlp_sub_norm`: norms before the output and the down projection. `single`:
     a layer is either a mixer or an MLP, with one norm. `embedding_norm`: a norm after the
-    embedding. `output_gate`: a projection that gates the attention's output. `beside_dense`:
+    embedding. `output_gate`: a projection that gates the attention's output, each element of it or
+    each head. `beside_dense`:
     experts stand beside a dense MLP. `layer_extra`: further numbers a layer. `own_projections`:
     layers that read an earlier cache project K and V still. `routed_norms`: further norms in a
     layer with experts, whose router then scales its inputs and its experts.
@@ -40,7 +42,7 @@ class Architecture:
     head_bias: bool = False
     sinks: bool = False
     rotary: float = 1.0
-    local_rotary: bool = False
+    local_rotary: float = 0.0
     whole_rotary: bool = False
     normalizer: bool = False
     gated: bool = True
@@ -53,7 +55,7 @@ class Architecture:
     mlp_sub_norm: bool = False
     single: bool = False
     embedding_norm: bool = False
-    output_gate: bool = False
+    output_gate: Literal["", "element", "head"] = ""
     beside_dense: bool = False
     layer_extra: int = 0
     own_projections: bool = False
@@ -82,6 +84,7 @@ ARCHITECTURES = {
     "grok-1": Architecture(norms=4),
     "grok2": Architecture(norms=4, beside_dense=True),
     "phi3": Architecture(),
+    "qwen": Architecture(),
     "qwen2": Architecture(),
     "mimo": Architecture(),
     "qwen2_moe": Architecture(shared_gate=True),
@@ -94,14 +97,14 @@ ARCHITECTURES = {
     ),
     "gemma": Architecture(normalizer=True),
     "gemma2": Architecture(norms=4, normalizer=True),
-    "gemma3_text": Architecture(qk_norm="head", norms=4, local_rotary=True, normalizer=True),
+    "gemma3_text": Architecture(qk_norm="head", norms=4, local_rotary=1.0, normalizer=True),
     "gemma3n_text": Architecture(
-        qk_norm="head", norms=4, local_rotary=True, normalizer=True, own_projections=True
+        qk_norm="head", norms=4, local_rotary=1.0, normalizer=True, own_projections=True
     ),
     "gemma4_text": Architecture(
         qk_norm="head",
         norms=4,
-        local_rotary=True,
+        local_rotary=1.0,
         whole_rotary=True,
         normalizer=True,
         beside_dense=True,
@@ -145,16 +148,35 @@ ARCHITECTURES = {
     "olmoe": Architecture(qk_norm="full"),
     "flex_olmo": Architecture(qk_norm="full"),
     "afmoe": Architecture(
-        qk_norm="head", norms=4, output_gate=True, router_bias=True, fp32_router=True
+        qk_norm="head", norms=4, output_gate="element", router_bias=True, fp32_router=True
     ),
     "glm": Architecture(rotary=0.5),
     "glm4": Architecture(norms=4, rotary=0.5),
     "glm4_moe": Architecture(rotary=0.5, router_bias=True, fp32_router=True),
     "hunyuan_v1_dense": Architecture(qk_norm="head"),
+    "hunyuan_v1_moe": Architecture(qk_norm="head"),
     "hy_v3": Architecture(qk_norm="head", router_bias=True, fp32_router=True),
-    "minimax": Architecture(),
+    "minimax": Architecture(fp32_router=True),
     "minimax_m2": Architecture(qk_norm="full", rotary=0.5, router_bias=True, fp32_router=True),
+    "minimax_m3_vl_text": Architecture(
+        qk_norm="head", rotary=0.5, router_bias=True, fp32_router=True
+    ),
     "mimo_v2_flash": Architecture(rotary=0.334, router_bias=True, fp32_router=True),
+    "solar_open": Architecture(router_bias=True),
+    "step3p5": Architecture(
+        qk_norm="head",
+        rotary=0.5,
+        local_rotary=1.0,
+        output_gate="head",
+        router_bias=True,
+        fp32_router=True,
+    ),
+    "laguna": Architecture(
+        qk_norm="head", rotary=0.5, local_rotary=1.0, output_gate="head", router_bias=True
+    ),
+    "bailing_moe": Architecture(),
+    "bailing_moe_v2": Architecture(qk_norm="head", router_bias=True, fp32_router=True),
+    "nemotron-nas": Architecture(),
     "apertus": Architecture(qk_norm="head", gated=False, layer_extra=2),
     "bitnet": Architecture(attention_sub_norm=True, mlp_sub_norm=True),
     "stablelm": Architecture(norm_bias=True, rotary=0.25),

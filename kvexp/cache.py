@@ -56,15 +56,17 @@ SLIDING_BLOCK_SIZE = 16
 def layer_specs(deployment: Deployment, shape: RankShape) -> dict[str, LayerSpec]:
     """The layers of one rank that keep a cache, by name, in the model's order."""
     specs: dict[str, LayerSpec] = {}
-    by_kind: dict[tuple[str, bool], dict[str, LayerSpec]] = {}
+    by_kind: dict[tuple[str, bool, bool], dict[str, LayerSpec]] = {}
     for index in range(shape.first_layer, shape.first_layer + shape.num_layers):
         if not deployment.model.owns_cache(index):
             continue
         kind, skipped = deployment.model.layer_type(index), index in deployment.kv_skip_layers
-        if (kind, skipped) not in by_kind:
+        indexed = deployment.model.has_indexer(index)
+        key = kind, skipped, indexed
+        if key not in by_kind:
             stored = _in_compute_dtype(deployment) if skipped else deployment
-            by_kind[kind, skipped] = _specs_of(stored, kind)
-        for part, spec in by_kind[kind, skipped].items():
+            by_kind[key] = _specs_of(stored, kind, indexed=indexed)
+        for part, spec in by_kind[key].items():
             specs[f"layers.{index}{part}"] = spec
     if shape.pp_rank == deployment.pp - 1:
         specs.update(_draft_specs(deployment))
@@ -131,15 +133,14 @@ def state_block_size(deployment: Deployment) -> int:
     return attention_block_size(deployment)
 
 
-def _specs_of(deployment: Deployment, kind: str) -> dict[str, LayerSpec]:
-    """What one layer of a kind caches, by the suffix of its name."""
+def _specs_of(deployment: Deployment, kind: str, *, indexed: bool) -> dict[str, LayerSpec]:
+    """What one layer of a kind caches, by the suffix of its name; `indexed`: it picks tokens."""
     specs: dict[str, LayerSpec] = {}
     if deployment.model.compressed is not None:
         return _compressed(deployment, deployment.model.compressed, kind)
     if kind in ("full_attention", "hybrid"):
-        mla = deployment.model.mla
-        if mla is not None and mla.index_head_dim is not None:
-            specs[".indexer"] = _indexer(deployment, mla.index_head_dim)
+        if indexed:
+            specs[".indexer"] = _indexer_of(deployment)
         specs[""] = _full(deployment)
     elif kind == "sliding_attention":
         specs[""] = _sliding(deployment)
@@ -241,6 +242,20 @@ def _compressor(block_size: int, size: int, window: int, **own: Any) -> SlidingW
         sliding_window=window,
         alignment=V4_ALIGNMENT_BYTES,
         **{"dtype": "float32", **own},
+    )
+
+
+def _indexer_of(deployment: Deployment) -> MLAAttentionSpec:
+    """The key of a layer's indexer: in the compute dtype where it picks blocks of tokens."""
+    model = deployment.model
+    if model.block_indexer is None:
+        assert model.mla is not None and model.mla.index_head_dim is not None
+        return _indexer(deployment, model.mla.index_head_dim)
+    return MLAAttentionSpec(
+        block_size=deployment.block_size,
+        num_kv_heads=1,
+        head_size=model.block_indexer.index_head_dim,
+        dtype=deployment.dtype.value,
     )
 
 

@@ -115,7 +115,8 @@ def dspark_of(model: Model) -> Model:
 
 
 def _own_layers(model: Model, method: str, count: int) -> Model:
-    moe, kind = model.moe, "full_attention" if model.compressed is None else "sliding_attention"
+    mla, moe = model.mla, model.moe
+    kind = "full_attention" if model.compressed is None else "sliding_attention"
     if moe is not None:
         moe = replace(moe, layers=None, first_k_dense_replace=0, num_hash_layers=0)
     return replace(
@@ -123,6 +124,7 @@ def _own_layers(model: Model, method: str, count: int) -> Model:
         name=f"{model.name}_{method}",
         num_hidden_layers=count,
         layer_types=[kind] * count,
+        mla=None if mla is None else replace(mla, index_layers=None),
         moe=moe,
         checkpoint_bytes=None,
         tower_parameters=0,
@@ -155,7 +157,7 @@ def around(draft: Model, dtype: DType, method: str, tp: int) -> tuple[list[Tenso
 
 def norms(draft: Model, dtype: DType, method: str, index: int) -> list[Tensor]:
     """The norms of one of the draft's layers."""
-    found = list(weights.layer_norms(draft, dtype))
+    found = list(weights.layer_norms(draft, dtype, index))
     if method == "eagle3":
         found.append(_tensor("hidden_norm", draft.hidden_size, dtype, "norm"))
     if method == "eagle" and index == 0:

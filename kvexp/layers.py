@@ -21,7 +21,8 @@ def kv_elements(deployment: Deployment, index: int) -> tuple[int, int]:
     KV heads are split over the tensor-parallel ranks and replicated beyond their number.
 
     Raises:
-        InvalidValue: the caches are compressed, or there are those of an encoder's output.
+        InvalidValue: the caches are compressed, indexers are in some layers alone, or there are
+            those of an encoder's output.
     """
     model = deployment.model
     if model.compressed is not None:
@@ -32,6 +33,9 @@ def kv_elements(deployment: Deployment, index: int) -> tuple[int, int]:
         )
     if model.layer_type(index) in CACHELESS or not model.owns_cache(index):
         return 0, 0
+    shared = model.mla is not None and model.mla.index_layers is not None
+    if shared or model.block_indexer is not None:
+        raise InvalidValue(f"the indexers of {model.name} are known for engine=vllm only")
     if model.mla is not None:
         return model.mla.latent_size, 0
     heads = model.heads(index)

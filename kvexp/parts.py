@@ -13,7 +13,9 @@ class Mla:
     """Multi-head latent attention: one compressed vector a token instead of K and V heads.
 
     `index_head_dim` and `index_n_heads` are of the indexer that picks tokens (DeepSeek V3.2); it
-    caches a key of its own. Without `latent_cache` K and V of all heads are cached instead.
+    caches a key of its own. Where `index_layers` are given only those have one, and the others take
+    the tokens that it picked (GLM-5.2). Without `latent_cache` K and V of all heads are cached
+    instead.
     """
 
     kv_lora_rank: int = MISSING
@@ -23,12 +25,33 @@ class Mla:
     q_lora_rank: int | None = None
     index_head_dim: int | None = None
     index_n_heads: int | None = None
+    index_layers: list[int] | None = None
     latent_cache: bool = True
 
     @property
     def latent_size(self) -> int:
         """Elements cached a token and layer."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def has_indexer(self, index: int) -> bool:
+        """Whether a layer picks tokens itself."""
+        if self.index_head_dim is None:
+            return False
+        return self.index_layers is None or index in self.index_layers
+
+
+@dataclass
+class BlockIndexer:
+    """An indexer that picks blocks of tokens for layers whose heads are cached whole (MiniMax-M3).
+
+    It caches one key of `index_head_dim` for a token, in the layers from `first_layer` on, and its
+    `index_n_heads` query heads are as many as the KV heads.
+    """
+
+    index_head_dim: int = MISSING
+    index_n_heads: int = MISSING
+    block_size: int = 128
+    first_layer: int = 0
 
 
 @dataclass
@@ -111,7 +134,8 @@ class Mamba:
 
     Mamba2, or Mamba1 where `mamba_dt_rank` is given: then a head is one channel wide. `state_dtype`
     is of the recurrent state where it is not the model's. `mamba_chunk_size`: tokens that the
-    kernel scans at once, null where a config states none.
+    kernel scans at once, null where a config states none. `mamba_rms_norm`: its
+    output is normed (Mamba2).
     """
 
     mamba_n_heads: int = MISSING
@@ -123,6 +147,7 @@ class Mamba:
     mamba_dt_rank: int | None = None
     state_dtype: DType | None = None
     mamba_chunk_size: int | None = None
+    mamba_rms_norm: bool = True
 
     @property
     def intermediate_size(self) -> int:
@@ -183,7 +208,8 @@ class Encoder:
 
     One image has `patches_per_item` patches of `patch_size` numbers (channels included), and
     becomes `tokens_per_item` positions of the decoder; of audio they are its encoder's positions,
-    and the mel bins of each. `gated`: the encoder's MLP has a gate.
+    and the mel bins of each. Without an `intermediate_size` it is a projection alone, of an item
+    after the other. `gated`: the encoder's MLP has a gate.
     `video_items`: a video is as much as so many images at most, 0 where it takes none; or as so
     many frames of `frame_tokens` and `frame_patches`, where those are not an image's; the same of
     chunks of a long audio.
@@ -206,7 +232,7 @@ class Encoder:
     patches_per_item: int = MISSING
     patch_size: int = MISSING
     hidden_size: int = MISSING
-    intermediate_size: int = MISSING
+    intermediate_size: int = 0
     gated: bool = False
     convolved: bool = False
     video_items: int = 0

@@ -15,6 +15,7 @@ from kvexp.dtypes import DType, KvDtype, Quantization
 from kvexp.errors import InvalidValue
 from kvexp.parts import HEAVY as HEAVY
 from kvexp.parts import SPARSE as SPARSE
+from kvexp.parts import BlockIndexer as BlockIndexer
 from kvexp.parts import Compressed as Compressed
 from kvexp.parts import Dspark as Dspark
 from kvexp.parts import Encoder as Encoder
@@ -82,6 +83,7 @@ class Model:
     `layer_types` names each layer's kind; a shorter list repeats, none means that every layer is
     `full_attention`, or `sliding_attention` where there is a window. `num_kv_shared_layers` last
     layers read the cache of earlier ones, with `use_double_wide_mlp` their MLP has twice the width.
+    `intermediate_sizes` are the widths of each layer's MLP where they differ, 0 for none.
     `qk_norm` (head, heads or full) is for types where a config decides, `final_logit_softcapping`
     bounds the logits.
     `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
@@ -127,12 +129,14 @@ class Model:
     mla: Mla | None = None
     compressed: Compressed | None = None
     dspark: Dspark | None = None
+    block_indexer: BlockIndexer | None = None
     moe: Moe | None = None
     mamba: Mamba | None = None
     linear: LinearAttention | None = None
     encoder: Encoder | None = None
     per_layer_input: PerLayerInput | None = None
     use_double_wide_mlp: bool = False
+    intermediate_sizes: list[int] | None = None
     num_nextn_predict_layers: int = 0
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
@@ -200,6 +204,14 @@ class Model:
         if not self.rope_theta >= 0:
             raise InvalidValue(f"model.rope_theta must be at least 0, got {self.rope_theta:g}")
         self._check_parts()
+        sizes = self.intermediate_sizes
+        if sizes is not None and len(sizes) != self.num_hidden_layers:
+            raise InvalidValue(
+                f"model.intermediate_sizes must have {self.num_hidden_layers} layers,"
+                f" got {len(sizes)}"
+            )
+        for size in sizes or ():
+            check_count("model.intermediate_sizes", size, least=0)
         self._check_layer_types()
         self._check_rope_scaling()
 
@@ -250,6 +262,19 @@ class Model:
         if self.moe.layers is not None:
             return index in self.moe.layers
         return index >= self.moe.first_k_dense_replace
+
+    def has_indexer(self, index: int) -> bool:
+        """Whether a layer picks the tokens that it attends to."""
+        if self.block_indexer is not None:
+            return index >= self.block_indexer.first_layer
+        return self.mla is not None and self.mla.has_indexer(index)
+
+    def mlp_width(self, index: int) -> int:
+        """The width of one layer's MLP, 0 where it has none."""
+        if self.intermediate_sizes is not None:
+            return self.intermediate_sizes[index]
+        doubled = self.use_double_wide_mlp and not self.owns_cache(index)
+        return self.intermediate_size * (2 if doubled else 1)
 
     def owns_cache(self, index: int) -> bool:
         """Whether a layer keeps a cache of its own, rather than reading an earlier layer's."""

@@ -1,5 +1,6 @@
 """Memory terms of engines that were not measured: stated rules, labelled as assumed."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from kvexp import cache, layers, weights
@@ -74,7 +75,7 @@ def _tensor_sizes(deployment: Deployment, shape: RankShape) -> Iterator[int]:
         yield rotary  # one fp32 cos/sin cache
     for index in layers.of_rank(shape):
         yield from (t.size_bytes for t in matrices(deployment, share, index))
-        yield from (t.size_bytes for t in weights.layer_norms(model, dtype))
+        yield from (t.size_bytes for t in weights.layer_norms(model, dtype, index))
     tail = weights.head(model, share, dtype, deployment.quantization)
     yield from (t.size_bytes for t in tail)
 
@@ -198,7 +199,9 @@ def split_heads(model: Model) -> tuple[int, int, str]:
         heads = model.mamba.mamba_n_heads
         return heads, heads, f"{heads} heads of states"
     heads, kv_heads = model.num_attention_heads, model.kv_heads
-    return heads, kv_heads, f"{heads} attention heads, {kv_heads} KV heads"
+    others = model.sliding_heads.num_attention_heads if model.sliding_heads else heads
+    named = f"{heads}" if others == heads else f"{heads} and {others}"
+    return math.gcd(heads, others), kv_heads, f"{named} attention heads, {kv_heads} KV heads"
 
 
 def check_attention(model: Model, engine: str) -> None:

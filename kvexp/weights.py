@@ -85,7 +85,7 @@ def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     if share.first_stage and known.embedding_norm:
         yield from _norm("embed_norm", model.hidden_size, dtype, known)
     if known.normalizer:
-        yield _tensor("normalizer", 1, dtype, "scale")
+        yield _tensor("normalizer", 1, dtype, "buffer")
     if share.first_stage and model.per_layer_input is not None:
         yield from per_layer.tables(model, model.per_layer_input, share.tp, dtype)
 
@@ -172,7 +172,7 @@ def attention(
     if model.compressed is not None:
         yield from _compressed_attention(model, model.compressed, share, dtype, make, kind)
     elif model.mla is not None:
-        yield from _latent_attention(model, model.mla, share, dtype, make)
+        yield from _latent_attention(model, model.mla, share, dtype, make, index)
     else:
         yield from _head_attention(model, share, dtype, make, index)
     if model.cross_attention:
@@ -193,8 +193,8 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
         yield _tensor("kv_a_layernorm", model.mla.kv_lora_rank, dtype, "norm")
         if model.mla.q_lora_rank is not None:
             yield _tensor("q_a_layernorm", model.mla.q_lora_rank, dtype, "norm")
-        if model.mla.index_head_dim is not None:
-            yield _tensor("indexer.k_norm", 2 * model.mla.index_head_dim, dtype, "norm")
+        if model.mla.has_indexer(index):
+            yield _tensor("indexer.k_norm", 2 * (model.mla.index_head_dim or 0), dtype, "norm")
     elif model.qk_norm or known.qk_norm:
         heads = model.heads(index)
         size = heads.head_dim
@@ -206,6 +206,8 @@ def attention_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
         yield _tensor("q_norm", q, dtype, "norm")
         if model.owns_cache(index) or known.own_projections:
             yield _tensor("k_norm", k, dtype, "norm")
+    if model.block_indexer is not None and model.has_indexer(index):
+        yield _tensor("index_norms", 2 * model.block_indexer.index_head_dim, dtype, "norm")
     if known.attention_sub_norm:
         yield _tensor("attn_sub_norm", model.hidden_size, dtype, "norm")
 
@@ -221,10 +223,8 @@ def mlp(
     make = partial(_linear, stored, dtype, f"model.layers.{index}.")
     if model.per_layer_input is not None:
         yield from per_layer.layer(model, model.per_layer_input, share.tp, dtype, make)
-    if not model.has_experts(index) or known.beside_dense:
-        width = model.intermediate_size
-        if model.use_double_wide_mlp and not model.owns_cache(index):
-            width *= 2
+    width = model.mlp_width(index)
+    if width and (not model.has_experts(index) or known.beside_dense):
         yield from _mlp("", model.hidden_size, width, share.tp, dtype, known, make)
         if known.mlp_sub_norm:
             yield _tensor("ffn_sub_norm", model.intermediate_size, dtype, "norm")
@@ -252,10 +252,13 @@ def mlp(
             yield _module("shared_expert_gate", 1, model.hidden_size, dtype, "router")
 
 
-def layer_norms(model: Model, dtype: DType) -> Iterator[Tensor]:
-    """The norms of a decoder layer."""
+def layer_norms(model: Model, dtype: DType, index: int) -> Iterator[Tensor]:
+    """The norms of a decoder layer; where layers differ, one before each part that it has."""
     known = architecture_of(model)
-    for number in range(known.norms + model.cross_attention):
+    count = known.norms + model.cross_attention
+    if model.intermediate_sizes is not None:
+        count = (model.layer_type(index) != "mlp") + (model.mlp_width(index) > 0)
+    for number in range(count):
         yield from _norm(f"layernorm.{number}", model.hidden_size, dtype, known)
     if known.layer_extra:
         yield _tensor("extra", known.layer_extra, dtype, "scale")
@@ -305,16 +308,23 @@ def bytes_at(model: Model, bits: float) -> int:
 
 
 def _padding(model: Model, item: int) -> int:
-    """What padding the vocabulary adds, and the engine's own numbers."""
+    """What padding the vocabulary adds."""
     rows = padded_vocab_size(model) - model.vocab_size
     known = architecture_of(model)
     tables = 1 if model.tie_word_embeddings else 2
-    extra = rows * (tables * model.hidden_size + known.head_bias) + known.normalizer
+    extra = rows * (tables * model.hidden_size + known.head_bias)
     return item * (extra + per_layer.padding(model))
 
 
 def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of a model with the module that each belongs to."""
+    """All tensors of a checkpoint with the module that each belongs to."""
+    for module, tensor in _with_buffers(model, quantization):
+        if tensor.role != "buffer":
+            yield module, tensor
+
+
+def _with_buffers(model: Model, quantization: Quantization | None) -> Iterator[tuple[str, Tensor]]:
+    """The same with what engines compute while they load."""
     dtype = model.torch_dtype
     share = Slice(tp=1, num_layers=model.num_hidden_layers, first_stage=True, last_stage=True)
     for tensor in embedding(model, share, dtype):
@@ -330,7 +340,7 @@ def _whole(model: Model, quantization: Quantization | None) -> Iterator[tuple[st
             shared = tensor.name.startswith("shared_experts.")
             routed = model.has_experts(index) and not shared
             yield ("experts" if routed else "mlp"), tensor
-        for tensor in layer_norms(model, dtype):
+        for tensor in layer_norms(model, dtype, index):
             yield "norms", tensor
     for tensor in head(model, share, dtype, quantization):
         yield ("norms" if tensor.name.startswith("norm") else "head"), tensor
@@ -347,6 +357,9 @@ def _head_attention(
     outputs: tuple[int, ...] = (num_q * heads.head_dim * (2 if known.query_gate else 1),)
     if model.owns_cache(index) or known.own_projections:
         outputs += (num_kv * heads.head_dim, num_kv * value_dim)
+    if model.block_indexer is not None and model.has_indexer(index):
+        size = model.block_indexer.index_head_dim
+        outputs += (num_kv * size, size)
     inputs = model.hidden_size * (2 if model.is_eagle3 and index == 0 else 1)
     yield from make(f"{prefix}qkv_proj", outputs, inputs)
     if model.attention_bias:
@@ -355,13 +368,14 @@ def _head_attention(
     if known.output_bias:
         yield _tensor(f"{prefix}o_proj.bias", model.hidden_size, dtype, "bias")
     if known.output_gate:
-        yield from make(f"{prefix}gate_proj", num_q * value_dim, model.hidden_size)
+        gates = num_q if known.output_gate == "head" else num_q * value_dim
+        yield from make(f"{prefix}gate_proj", gates, model.hidden_size)
     if known.sinks:
         yield _tensor("sinks", num_q, dtype, "bias")
 
 
 def _latent_attention(
-    model: Model, mla: Mla, share: Slice, dtype: DType, make: _Linear
+    model: Model, mla: Mla, share: Slice, dtype: DType, make: _Linear, index: int
 ) -> Iterator[Tensor]:
     """MLA: the projections to the latent are replicated, those to the heads are split."""
     heads = model.num_attention_heads // share.tp
@@ -376,8 +390,8 @@ def _latent_attention(
     up = heads * (mla.qk_nope_head_dim + mla.v_head_dim)
     yield from make("kv_b_proj", up, mla.kv_lora_rank)
     yield from make("o_proj", model.hidden_size, heads * mla.v_head_dim)
-    if mla.index_head_dim is not None:
-        size, count = mla.index_head_dim, mla.index_n_heads or 1
+    if mla.has_indexer(index):
+        size, count = mla.index_head_dim or 0, mla.index_n_heads or 1
         yield from make("indexer.wq_b", count * size, mla.q_lora_rank or model.hidden_size)
         yield from make("indexer.wk", size, model.hidden_size)
         yield _tensor("indexer.weights_proj", count * model.hidden_size, dtype, "router")
@@ -457,7 +471,10 @@ def _mamba(
     yield _tensor("D", heads, dtype, "scale")
     yield _tensor("dt_bias", heads, dtype, "scale")
     yield from make("out_proj", hidden, inner)
-    yield _tensor("norm", inner, dtype, "norm")
+    if mamba.mamba_rms_norm:
+        yield _tensor("norm", inner, dtype, "norm")
+    if model.model_type == "falcon_h1":  # what it multiplies the projection with
+        yield _tensor("mup_vector", inner + conv + heads, dtype, "buffer")
 
 
 def _linear_attention(

@@ -115,7 +115,7 @@ def tensors(m):
         yield from weights.attention(m, share, m.torch_dtype, None, index)
         yield from weights.attention_norms(m, m.torch_dtype, index)
         yield from weights.mlp(m, share, m.torch_dtype, None, index)
-        yield from weights.layer_norms(m, m.torch_dtype)
+        yield from weights.layer_norms(m, m.torch_dtype, index)
     yield from weights.head(m, share, m.torch_dtype)
 
 

@@ -236,3 +236,15 @@ def test_the_rotary_table_of_moonvit_is_alive_while_the_sampler_runs(ranks, prin
     found = kvexp.run([*asked.split(), "max_num_batched_tokens=8192", f"tp={ranks}"])
 
     assert found.profile.activation_bytes == pytest.approx(printed * GIB, abs=0.0051 * GIB)
+
+
+def test_a_projection_takes_no_more_than_its_items_and_their_outputs():
+    """Three videos of 32 frames in a step of 8192 tokens, as the processor allows them."""
+    asked = ["model=gemma4_12b", "gpu=h100", "max_num_batched_tokens=8192", "max_num_seqs=64"]
+    asked += ["engine.version=0.22.0", "mm.limits.audio=0"]
+    none = kvexp.run([*asked, "mm.limits.image=0", "mm.limits.video=0"])
+    videos = kvexp.run([*asked, "mm.limits.image=1", "mm.limits.video=1"])
+    held = 96 * (70 * 6912 + 78 * 3840) * 2
+
+    more = videos.profile.activation_bytes - none.profile.activation_bytes
+    assert more == pytest.approx(held, rel=0.01)

@@ -3,9 +3,11 @@
 from typing import Any
 
 from kvexp.errors import InvalidValue
+from kvexp.hf import blocks
 from kvexp.hf import layers as kinds
+from kvexp.hf.locate import LAYER_KEYS
 from kvexp.hf.section import Section
-from kvexp.request import Compressed, Dspark, Heads, Mla
+from kvexp.request import BlockIndexer, Compressed, Dspark, Heads, Mla
 
 HEAD_KEYS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
 KV_HEAD_KEYS = (
@@ -57,7 +59,7 @@ def attention_facts(
         facts["v_head_dim"] = section.required("v_head_dim")
     if kinds.SLIDING in layer_types:
         facts["sliding_window"] = kinds.window(section, model_type)
-        facts.update(_sliding_heads(section, model_type, facts))
+        facts.update(_sliding_heads(section, model_type, facts, layer_types))
     if kinds.CHUNKED in layer_types:
         facts["attention_chunk_size"] = section.required("attention_chunk_size")
     if model_type == "deepseek_v4":
@@ -75,6 +77,8 @@ def _kv_heads(section: Section, model_type: str, heads: int) -> int:
     if model_type == "gpt_bigcode":
         return 1 if section.flag("multi_query") is not False else heads
     stated = section.integer(*KV_HEAD_KEYS)
+    if stated is None:
+        stated = blocks.kv_heads(section, heads)
     if stated is None and section.flag("multi_query") is True:
         return 1
     if stated is None:
@@ -132,11 +136,35 @@ def _mla(section: Section, model_type: str) -> Mla | None:
         q_lora_rank=section.integer("q_lora_rank", least=0) or None,
         index_head_dim=section.required("index_head_dim") if sparse else None,
         index_n_heads=section.required("index_n_heads") if sparse else None,
+        index_layers=_index_layers(section) if sparse else None,
         latent_cache=latent,
     )
 
 
-def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> dict[str, Any]:
+def _index_layers(section: Section) -> list[int] | None:
+    """The layers that have an indexer of their own, None for all of them.
+
+    vLLM 0.26 `models/deepseek_v2.py`: each `index_topk_freq`-th layer from `index_skip_topk_offset`
+    on, unless a pattern marks with S those that share; transformers lists the same as full, shared.
+    """
+    count = section.required(*LAYER_KEYS)
+    shared = section.text("index_topk_pattern") or section.texts("indexer_types")
+    if shared is not None:
+        if len(shared) < count or not set(shared) <= {"F", "S", "full", "shared"}:
+            names = ("index_topk_pattern", "indexer_types")
+            raise section.wrong(names, f"{count} of F and S, or of full and shared", shared)
+        own = [index for index in range(count) if shared[index] in ("F", "full")]
+    else:
+        every = section.integer("index_topk_freq") or 1
+        offset = section.integer("index_skip_topk_offset", least=0)
+        first = 2 if offset is None else offset
+        own = [index for index in range(count) if max(index - first + 1, 0) % every == 0]
+    return None if len(own) == count else own
+
+
+def _sliding_heads(
+    section: Section, model_type: str, facts: dict[str, Any], layer_types: list[str]
+) -> dict[str, Any]:
     """Sliding layers with heads of their own; Gemma 4 states those of its full layers instead."""
     if section.has("swa_num_key_value_heads", "swa_head_dim") or model_type == "mimo_v2_flash":
         own = Heads(
@@ -146,6 +174,17 @@ def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> 
             or _sliding_kv_heads(section, model_type, facts["num_key_value_heads"]),
             head_dim=section.integer("swa_head_dim") or facts["head_dim"],
             v_head_dim=section.integer("swa_v_head_dim") or facts.get("v_head_dim"),
+        )
+        return {"sliding_heads": own}
+    other = section.inner("attention_other_setting")
+    if other is not None or section.has("num_attention_heads_per_layer"):
+        heads = _num_sliding_heads(section, other, layer_types)
+        groups = other.integer("num_attention_groups") if other is not None else None
+        size = other.integer("head_dim") if other is not None else None
+        own = Heads(
+            num_attention_heads=heads or facts["num_attention_heads"],
+            num_key_value_heads=groups or facts["num_key_value_heads"],
+            head_dim=size or facts["head_dim"],
         )
         return {"sliding_heads": own}
     if section.has("per_layer_config"):
@@ -170,10 +209,56 @@ def _sliding_heads(section: Section, model_type: str, facts: dict[str, Any]) -> 
     }
 
 
+def _num_sliding_heads(
+    section: Section, other: Section | None, layer_types: list[str]
+) -> int | None:
+    """Query heads of sliding layers: Step's other setting, or Laguna's list of all layers.
+
+    Raises:
+        InvalidValue: layers of one kind differ.
+    """
+    if other is not None:
+        return other.integer("num_attention_heads")
+    numbers = section.integers("num_attention_heads_per_layer") or []
+    for kind in (kinds.SLIDING, kinds.FULL):
+        of_kind = {n for n, own in zip(numbers, layer_types, strict=False) if own == kind}
+        others = {section.required(*HEAD_KEYS)} if kind == kinds.FULL else of_kind
+        if len(numbers) < len(layer_types) or len(of_kind | others) > 1:
+            names = ("num_attention_heads_per_layer",)
+            raise section.wrong(names, f"one number for the layers of {kind}", numbers)
+    return numbers[layer_types.index(kinds.SLIDING)]
+
+
 def _sliding_kv_heads(section: Section, model_type: str, others: int) -> int:
     if model_type != "mimo_v2_flash":
         return others
     return section.assumed("swa_num_key_value_heads", default=8, why="transformers' default")
+
+
+def block_indexer(section: Section) -> BlockIndexer | None:
+    """MiniMax-M3's indexer, None where attention is not sparse.
+
+    Raises:
+        InvalidValue: a size is missing, or dense layers follow sparse ones.
+    """
+    own = section.inner("sparse_attention_config") or section
+    first = 0
+    flags = own.integers("sparse_attention_freq")
+    if flags is not None:
+        first = flags.index(1) if 1 in flags else len(flags)
+        if set(flags[first:]) - {1}:
+            raise own.wrong(("sparse_attention_freq",), "zeros, then ones", flags)
+    if own.flag("use_sparse_attention") is False or not own.has(*_INDEX_DIMS):
+        return None
+    return BlockIndexer(
+        index_head_dim=own.required(*_INDEX_DIMS),
+        index_n_heads=own.required("sparse_num_index_heads", "index_n_heads"),
+        block_size=own.integer("sparse_block_size", "index_block_size") or 128,
+        first_layer=first,
+    )
+
+
+_INDEX_DIMS = ("sparse_index_dim", "index_head_dim")
 
 
 def compressed(section: Section) -> Compressed:

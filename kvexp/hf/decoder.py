@@ -5,9 +5,9 @@ from typing import Any
 
 from kvexp.architectures import ARCHITECTURES, Architecture
 from kvexp.errors import InvalidValue
-from kvexp.hf import images
+from kvexp.hf import blocks, images
 from kvexp.hf import layers as kinds
-from kvexp.hf.attention import attention_facts, compressed, dspark
+from kvexp.hf.attention import attention_facts, block_indexer, compressed, dspark
 from kvexp.hf.defaults import TIED, completed
 from kvexp.hf.dtype import checkpoint_dtype
 from kvexp.hf.experts import NUM_KEYS, experts
@@ -50,6 +50,8 @@ TEXT_TYPES = {
     "phi4mm": "phi3",
     "phi4_multimodal": "phi3",
     "kimi_k25": "kimi_k2",
+    "minimax_m3": "minimax_m3_vl_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
     "chatglm": "glm",
@@ -57,6 +59,13 @@ TEXT_TYPES = {
     "refinedwebmodel": "falcon",
 }
 """Types by whose rule a language model inside another type is built."""
+
+BY_CLASS = {
+    "BailingMoeV2For": "bailing_moe_v2",
+    "HunYuanMoEV1": "hunyuan_v1_moe",
+    "HunYuanDenseV1": "hunyuan_v1_dense",
+}
+"""Types that their class tells apart, whose configs share a name."""
 
 OVERRIDABLE = (
     "hidden_size",
@@ -95,6 +104,7 @@ REFUSED = {
 """Types refused by name, with the reason."""
 
 BIASED = (
+    "qwen",
     "qwen2",
     "mimo",
     "qwen2_moe",
@@ -146,7 +156,7 @@ def decoder_facts(
     Raises:
         InvalidValue: a fact is missing, wrong or not known.
     """
-    section = language_section(config, chosen, notes)
+    section = language_section(_counted(config), chosen, notes)
     stated = section.text("model_type") or section.around().text("model_type")
     if stated is None:
         section.assume("model_type is not given: the common decoder block is assumed")
@@ -180,18 +190,26 @@ def decoder_facts(
         "cross_attention": section.has("decoder_layers"),
     }
     facts.update(attention_facts(section, model_type, hidden, layer_types))
+    full = layer_types.index(kinds.FULL) if kinds.FULL in layer_types else 0
     facts["rope_theta"], facts["rope_scaling"] = rope(
-        section, used=ARCHITECTURES.get(model_type, Architecture()).rotary > 0
+        section.at(full, "rope_theta", "partial_rotary_factors"),
+        head_dim=facts.get("head_dim"),
+        used=ARCHITECTURES.get(model_type, Architecture()).rotary > 0,
     )
     if set(layer_types) & {kinds.MAMBA, kinds.HYBRID}:
         facts["mamba"] = mamba(section, model_type, hidden)
     if model_type == "deepseek_v4":
         facts["compressed"], facts["dspark"] = compressed(section), dspark(section)
+    if model_type == "minimax_m3_vl_text":
+        facts["block_indexer"] = block_indexer(section)
     if kinds.LINEAR in layer_types:
         facts["linear"] = linear_attention(section, model_type, hidden)
     if kinds.CONV in layer_types:
         facts["conv_L_cache"] = section.required("conv_L_cache")
-    facts["intermediate_size"] = _mlp_width(section, model_type, hidden)
+    facts["intermediate_sizes"] = blocks.mlp_widths(section, hidden)
+    facts["intermediate_size"] = max(
+        facts["intermediate_sizes"] or (_mlp_width(section, model_type, hidden),)
+    )
     facts["moe"] = experts(section, model_type, count, facts["intermediate_size"])
     moe = facts["moe"]
     some_dense = moe is not None and (moe.layers or moe.first_k_dense_replace)
@@ -216,11 +234,22 @@ def decoder_facts(
     return facts
 
 
+def _counted(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config with the number of its layers, where it lists them alone (Nemotron-H)."""
+    listed = config.get("layers_block_type")
+    if not isinstance(listed, list) or any(config.get(key) is not None for key in LAYER_KEYS):
+        return config
+    return {**config, LAYER_KEYS[0]: len(listed)}
+
+
 def _model_type(section: Section, stated: str) -> str:
-    """The type by whose rule the model is built; Grok's configs name another model's."""
+    """The type by whose rule the model is built; some configs name another model's."""
     names = section.texts("architectures") or [""]
     if names[0].startswith("Grok1"):
         return "grok2" if section.flag("residual_moe") else "grok-1"
+    for prefix, own in BY_CLASS.items():
+        if names[0].startswith(prefix):
+            return own
     return TEXT_TYPES.get(stated, stated)
 
 
@@ -294,6 +323,8 @@ def _mlp_width(section: Section, model_type: str, hidden: int) -> int:
         return section.required("shared_intermediate_size")
     if model_type == "gpt_neox_japanese":
         return hidden * section.required("intermediate_multiple_size")
+    if model_type == "qwen":  # of gate and up together
+        return section.required("intermediate_size") // 2
     if model_type == "lfm2":
         return _lfm2_width(section)
     if model_type == "mpt":

@@ -11,6 +11,7 @@ TOP_KEYS = (
     "moe_k",
     "moe_topk",
     "top_k_experts",
+    "moe_top_k",
     "num_selected_experts",
 )
 WIDTH_KEYS = ("moe_intermediate_size", "expert_ffn_hidden_size", "moe_ffn_hidden_size")
@@ -30,7 +31,6 @@ SAME_WIDTH = (
     "gpt_oss",
     "minimax",
     "minimax_m2",
-    "minimax_m3_vl_text",
     "llama4_text",
     "grok-1",
 )
@@ -55,16 +55,30 @@ SHARED = (
     "qwen3_next",
     "granitemoeshared",
     "granitemoehybrid",
+    "bailing_moe",
+    "bailing_moe_v2",
+    "hunyuan_v1_moe",
+    "laguna",
+    "solar_open",
+    "step3p5",
 )
 """Types with experts that every token passes, and mostly with dense layers first."""
 
-_SHARED_NUMBERS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_NUMBERS = (
+    "n_shared_experts",
+    "num_shared_experts",
+    "moe_num_shared_experts",
+    "num_shared_expert",
+)
 _SHARED_WIDTHS = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "moe_shared_expert_intermediate_size",
+    "share_expert_dim",
 )
 HASHED = "hash_moe"
+_WIDTH_OF_ONE = ("bailing_moe", "bailing_moe_v2")
+"""Types whose stated width is that of each of their shared experts."""
 _FIRST = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 
@@ -75,8 +89,8 @@ def experts(section: Section, model_type: str, num_layers: int, width: int) -> M
         InvalidValue: a key that it needs is missing or wrong.
     """
     count = section.integer(*NUM_KEYS, least=0)
-    top = section.integer(*TOP_KEYS, least=0)
-    own_width = section.integer(*WIDTH_KEYS, least=0)
+    top = section.of_layers(*TOP_KEYS, least=0)
+    own_width = section.of_layers(*WIDTH_KEYS, least=0)
     if not count:
         if count is None and (top or own_width or model_type in SAME_WIDTH):
             raise section.missing(*NUM_KEYS)
@@ -84,7 +98,9 @@ def experts(section: Section, model_type: str, num_layers: int, width: int) -> M
     if top is None:
         raise section.missing(*TOP_KEYS)
     layers = _layers(section, model_type, num_layers)
-    if model_type in SAME_WIDTH:
+    if model_type == "minimax_m3_vl_text":
+        own_width = section.required("intermediate_size")
+    elif model_type in SAME_WIDTH:
         own_width = width or section.required("intermediate_size")
     elif not own_width:
         raise section.missing(*WIDTH_KEYS)
@@ -93,7 +109,7 @@ def experts(section: Section, model_type: str, num_layers: int, width: int) -> M
         num_experts=count,
         num_experts_per_tok=top,
         moe_intermediate_size=own_width,
-        shared_intermediate_size=_shared(section, model_type, own_width),
+        shared_intermediate_size=_shared(section, model_type, own_width, width),
         first_k_dense_replace=num_layers - len(layers) if at_the_end else 0,
         layers=None if at_the_end else layers,
         latent_size=section.integer("moe_latent_size"),
@@ -108,17 +124,20 @@ def _hash_layers(section: Section) -> int:
     return kinds.count(HASHED) or section.integer("num_hash_layers", least=0) or 0
 
 
-def _shared(section: Section, model_type: str, width: int) -> int:
+def _shared(section: Section, model_type: str, width: int, dense_width: int) -> int:
     if model_type == "llama4_text":
         return width
     stated = section.integer(*_SHARED_WIDTHS, least=0)
-    if stated is not None:
+    if stated is not None and model_type not in _WIDTH_OF_ONE:
         return stated
-    number = section.integer(*_SHARED_NUMBERS, least=0)
+    number = section.of_layers(*_SHARED_NUMBERS, least=0)
+    if model_type == "hunyuan_v1_moe":
+        mixed = section.flag("use_mixed_mlp_moe") is not False
+        return (number or 0) * dense_width if mixed else 0
     if number is None and model_type in SHARED:
         known = [*_SHARED_NUMBERS, *_SHARED_WIDTHS]
         section.assume(f"none of {', '.join(known)} is given: no shared experts")
-    return (number or 0) * width
+    return (number or 0) * (stated or width)
 
 
 def _layers(section: Section, model_type: str, count: int) -> list[int]:
@@ -131,11 +150,20 @@ def _layers(section: Section, model_type: str, count: int) -> list[int]:
             raise section.wrong(names, f"{count} of {' and '.join(allowed)}", kinds)
         return [index for index in range(count) if kinds[index] != "dense"]
     if model_type == "llama4_text":
-        listed = section.integers("moe_layers")
-        if listed is not None:
-            return sorted(index for index in listed if 0 <= index < count)
+        numbers = section.integers("moe_layers")
+        if numbers is not None:
+            return sorted(index for index in numbers if 0 <= index < count)
         step = section.integer("interleave_moe_layer_step") or 1
         return list(range(step - 1, count, step))
+    listed = section.text("moe_layers_enum")
+    if listed is not None:
+        parts = listed.replace(" ", "").split(",")
+        if not all(part.isdigit() for part in parts):
+            raise section.wrong(("moe_layers_enum",), "numbers of layers with commas", listed)
+        return sorted(index for index in map(int, parts) if index < count)
+    blocks = section.texts("layers_block_type") or []
+    if "moe" in blocks:
+        return [index for index in range(min(count, len(blocks))) if blocks[index] == "moe"]
     letters = section.get("hybrid_override_pattern")
     if isinstance(letters, str):
         return [index for index in range(min(count, len(letters))) if letters[index] == "E"]

@@ -58,7 +58,7 @@ def encoder(config: Section) -> Encoder | None:
         intermediate_size=mlp,
         num_hidden_layers=tower.integer(*_LAYERS) or depth,
         gated=own in GATED,
-        convolved=item.widths is not None,
+        convolved=kind == "gemma3n",
         video_items=item.video_items,
         frame_tokens=item.frame_tokens,
         frame_patches=item.frame_patches,

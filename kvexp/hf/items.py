@@ -30,6 +30,8 @@ GEMMA4_TIME_TOKENS = 8
 MINICPM_SLICES, MINICPM_FRAMES = 9, 16
 KIMI_SIDE, KIMI_PATCHES = 1024, 4096  # of vLLM's dummy image, and the limit of Kimi-VL's processor
 KIMI25_SIDE, KIMI25_PATCHES = 3000, 16384
+ONEVISION_SIDES = (1153, 944)  # width and height of vLLM's dummy image
+ONEVISION_TILES, ONEVISION_SHRINKS, ONEVISION_FRAMES = 9, 1.1, 32
 VOXTRAL_MERGE, VOXTRAL_SAMPLES = 4, 320  # positions of a token, samples of a position
 WHY = "of its encoder's class, for images"
 READS_VIDEOS = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss")
@@ -43,7 +45,7 @@ class Item:
     `frames`: images that share a patch. `video_items`: a video is as much as so many frames.
     `tile`: positions of each tile, where an image has several. `numbers`: of a patch, where it is
     no square of pixels. `widths`: of a convolutional encoder's widest layer, before and in its
-    bottleneck.
+    bottleneck, or of a projection and no MLP.
     """
 
     tokens: int
@@ -94,6 +96,21 @@ def gemma4(around: Section, tower: Section, patch: int) -> Item:
     )
 
 
+def gemma4_unified(around: Section, tower: Section, patch: int) -> Item:
+    """Pooled patches are a token each, and the decoder's input by a projection alone."""
+    pooled = tower.assumed("pooling_kernel_size", default=3, why=WHY, most=MOST_PATCH) ** 2
+    tokens = tower.assumed("num_soft_tokens", default=280, why=WHY, most=MOST_TOKENS)
+    return Item(
+        tokens=tokens,
+        patches=tokens,
+        frame_tokens=GEMMA4_FRAME_TOKENS + GEMMA4_TIME_TOKENS,
+        frame_patches=GEMMA4_FRAME_TOKENS,
+        video_items=GEMMA4_FRAMES,
+        numbers=CHANNELS * pooled * patch * patch,
+        widths=(tower.assumed("mm_embed_dim", default=3840, why=WHY, most=MOST_TOKENS), 0),
+    )
+
+
 def mistral3(around: Section, tower: Section, patch: int) -> Item:
     """The largest square, patches merged."""
     side = patches_a_side(tower, patch, default=1540, why=WHY)
@@ -123,6 +140,47 @@ def llava_next(around: Section, tower: Section, patch: int) -> Item:
     tiles = max(grid[0] * grid[1] for grid in grids) + 1
     tile = side * side + _class_token(tower)
     return Item(tokens=tokens, patches=tiles * tile, tile=tile)
+
+
+def llava_onevision(around: Section, tower: Section, patch: int) -> Item:
+    """The image of which vLLM's dummy makes the most tokens, unpadded, and the whole image.
+
+    0.26 `models/llava_onevision.py`; a frame of a video is pooled.
+    """
+    side = patches_a_side(tower, patch, default=384, why=WHY)
+    size = tower.integer("image_size") or 384
+    grids = _grids(around, "image_grid_pinpoints", tower, default=384)
+    rows, columns = max(grids, key=lambda grid: _fit(grid[0] * size, grid[1] * size))
+    height, width = _unpadded(rows * side, columns * side)
+    around.assume("vision_config: images of 1153 by 944 pixels, as vLLM's dummy")
+    ratio = math.sqrt(height * width / (ONEVISION_TILES * side * side))
+    if ratio > ONEVISION_SHRINKS:
+        height, width = int(height // ratio), int(width // ratio)
+    pooled = -(-side // (around.integer("spatial_pool_stride", most=side) or MERGE))
+    return Item(
+        tokens=height * width + height + side * side,
+        patches=(rows * columns + 1) * side * side,
+        tile=side * side,
+        frame_tokens=pooled * pooled,
+        frame_patches=side * side,
+        video_items=ONEVISION_FRAMES,
+    )
+
+
+def _fit(height: int, width: int) -> tuple[int, int]:
+    """How many pixels of the dummy a size keeps, then how few are wasted (transformers)."""
+    own_width, own_height = ONEVISION_SIDES
+    scale = min(width / own_width, height / own_height)
+    kept = min(int(own_width * scale) * int(own_height * scale), own_width * own_height)
+    return kept, kept - height * width
+
+
+def _unpadded(height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of patches of the dummy's aspect in a grid."""
+    own_width, own_height = ONEVISION_SIDES
+    if own_width / own_height > width / height:
+        return height - (height - int(own_height * (width / own_width))) // 2 * 2, width
+    return height, width - (width - int(own_width * (height / own_height))) // 2 * 2
 
 
 def internvl_chat(around: Section, tower: Section, patch: int) -> Item:
@@ -346,6 +404,7 @@ RULES: dict[str, Rule] = {
     "gemma3": gemma3,
     "gemma3n": gemma3n,
     "gemma4": gemma4,
+    "gemma4_unified": gemma4_unified,
     "glm4v": glm4v,
     "glm4v_moe": glm4v,
     "idefics3": idefics3,
@@ -356,6 +415,7 @@ RULES: dict[str, Rule] = {
     "llama4": llama4,
     "llava": llava,
     "llava_next": llava_next,
+    "llava_onevision": llava_onevision,
     "minicpmv": minicpmv,
     "mistral3": mistral3,
     "mllama": mllama,

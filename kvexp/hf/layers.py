@@ -7,6 +7,7 @@ A list in the config wins; else the rule by which the model type lays out its la
 from collections.abc import Callable, Sequence
 
 from kvexp.errors import InvalidValue
+from kvexp.hf import blocks
 from kvexp.hf.section import Section
 from kvexp.request import HEAVY, LARGEST, LAYER_TYPES, SPARSE
 
@@ -42,6 +43,13 @@ UNKNOWN_CACHES = (
 )
 """Keys of caches that are not known here."""
 
+KNOWN_OF = {
+    "compress_ratios": "deepseek_v4",
+    "block_configs": "nemotron-nas",
+    "index_block_size": "minimax_m3_vl_text",
+}
+"""The one type each that such a key is known of."""
+
 WINDOW_BY_FLAG = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "qwen2_vl", "qwen2_5_vl")
 """Types that ignore a window unless `use_sliding_window` is true."""
 
@@ -75,7 +83,7 @@ def layer_types(section: Section, model_type: str, count: int) -> list[str]:
         InvalidValue: a kind or its window is not known.
     """
     for key in UNKNOWN_CACHES:
-        if section.has(key) and (key, model_type) != ("compress_ratios", "deepseek_v4"):
+        if section.has(key) and KNOWN_OF.get(key) != model_type:
             raise InvalidValue(
                 f"config.json: {section.name_of(key)} belongs to a cache that is not known;"
                 f" known layers: {', '.join(LAYER_TYPES)}"
@@ -165,6 +173,7 @@ def _by_type(section: Section, model_type: str, count: int) -> list[str] | None:
         "gpt_neo": _gpt_neo,
         "mimo_v2_flash": _mimo,
         "deepseek_v4": _deepseek_v4,
+        "nemotron-nas": blocks.layer_types,
         "mllama_text_model": _mllama,
     }
     if model_type in _MAMBA_ONLY:

@@ -54,6 +54,7 @@ def mamba(section: Section, model_type: str, hidden: int) -> Mamba:
         mamba_conv_bias=bias is not False,
         state_dtype=_state_dtype(section, DType.fp32 if model_type == "nemotron_h" else None),
         mamba_chunk_size=_chunk_size(section, model_type),
+        mamba_rms_norm=model_type != "falcon_h1" or section.flag("mamba_rms_norm") is True,
     )
 
 

@@ -36,10 +36,13 @@ def context_length(section: Section) -> int:
     return UNKNOWN_LENGTH
 
 
-def rope(section: Section, *, used: bool) -> tuple[float, dict[str, Any] | None]:
+def rope(
+    section: Section, *, head_dim: int | None = None, used: bool
+) -> tuple[float, dict[str, Any] | None]:
     """Theta and the scaling as one dictionary with `rope_type`; None where nothing scales.
 
-    `used`: whether the model rotates at all, so that an absent theta is worth a note.
+    `used`: whether the model rotates at all, so that an absent theta is worth a note. `head_dim`:
+    of which a stated `rotary_dim` is a share.
 
     Raises:
         InvalidValue: the kind is not known or its factor is missing.
@@ -47,7 +50,7 @@ def rope(section: Section, *, used: bool) -> tuple[float, dict[str, Any] | None]
     inner = section.inner("rope_parameters", "rope_scaling")
     theta = section.number("rope_theta", "rotary_emb_base")
     if inner is None:
-        return _theta(section, theta, used=used), _partial(section, section, {})
+        return _theta(section, theta, used=used), _partial(section, section, {}, head_dim)
     for layers in ("full_attention", "global"):  # one dictionary for each kind of layer
         own = inner.inner(layers)
         if own is not None:
@@ -65,7 +68,7 @@ def rope(section: Section, *, used: bool) -> tuple[float, dict[str, Any] | None]
             f" {', '.join(ROPE_TYPES)}, got {kind!r}"
         )
     if kind in ("default", "mrope", "proportional"):
-        return theta, _partial(section, inner, {})
+        return theta, _partial(section, inner, {}, head_dim)
     scaling: dict[str, Any] = {"rope_type": OLD_ROPE_TYPES.get(kind, kind)}
     factor = inner.number("factor")
     if factor is None and kind in SCALED_BY_FACTOR:
@@ -92,7 +95,7 @@ def rope(section: Section, *, used: bool) -> tuple[float, dict[str, Any] | None]
             raise inner.missing(name)
         if (value := inner.number(name)) is not None:
             scaling[name] = value
-    return theta, _partial(section, inner, scaling)
+    return theta, _partial(section, inner, scaling, head_dim)
 
 
 def _theta(section: Section, stated: float | None, *, used: bool) -> float:
@@ -105,12 +108,23 @@ def _theta(section: Section, stated: float | None, *, used: bool) -> float:
     return 10000.0
 
 
-def _partial(section: Section, inner: Section, scaling: dict[str, Any]) -> dict[str, Any] | None:
+def _partial(
+    section: Section, inner: Section, scaling: dict[str, Any], head_dim: int | None
+) -> dict[str, Any] | None:
     """The share of a head that is rotated, where the config states it."""
-    names = ("partial_rotary_factor", "rope_pct", "rotary_pct")
+    names: tuple[str, ...] = (
+        "partial_rotary_factor",
+        "partial_rotary_factors",
+        "rope_pct",
+        "rotary_pct",
+    )
     share = inner.number(*names)
     if share is None:
         share = section.number(*names)
+    rotated = section.integer("rotary_dim")
+    if share is None and rotated is not None and head_dim is not None:
+        share = rotated / head_dim
+        names = ("rotary_dim",)
     if share is not None:
         if not 0 <= share <= 1:
             raise section.wrong(names, "between 0 and 1", share)

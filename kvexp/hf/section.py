@@ -77,6 +77,29 @@ class Section:
             return default
         return value
 
+    def of_layers(self, *names: str, least: int = 1) -> int | None:
+        """A whole number that may be stated once for each layer.
+
+        Raises:
+            InvalidValue: the layers differ.
+        """
+        values = self.get(*names)
+        if not isinstance(values, list):
+            return self.integer(*names, least=least)
+        if not values or any(value != values[0] for value in values):
+            raise self.wrong(names, "one number for all layers", values)
+        place = self.name_of(*names).rpartition(".")[2]
+        return Section({place: values[0]}, self.path).integer(place, least=least)
+
+    def at(self, layer: int, *names: str) -> "Section":
+        """The section with one layer's value for keys that are stated once for each layer."""
+        listed = {name: self.values[name] for name in names if isinstance(self.get(name), list)}
+        for name, values in listed.items():
+            if layer >= len(values):
+                raise self.wrong((name,), f"more than {layer} values", values)
+        own = {name: values[layer] for name, values in listed.items()}
+        return Section({**self.values, **own}, self.path, self.outer, self.notes)
+
     def number(self, *names: str) -> float | None:
         """A number, or None where no key has a value."""
         value = self.get(*names)

@@ -25,6 +25,9 @@ CONFORMERS = ("gemma4_audio",)
 CONFORMER_SQUARES = 24
 """Of its width, in a layer: two MLPs of four widths, attention with positions, a convolution."""
 
+MINIMAX_MERGED = 4
+"""Projected patches that are merged, each into the decoder's width."""
+
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types with one vision encoder."""
 
@@ -51,7 +54,7 @@ class _Class:
     is learned too (`class`), or as many as the config says (`stated`).
     """
 
-    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v"]
+    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3"]
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
@@ -69,7 +72,9 @@ CLASSES = {
     "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
+    "llava_onevision": _Class(projector="linears", patch_bias=True, positions="patches"),
     "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+    "minimax_m3_vl": _Class(projector="minimax_m3", frames=2, around_norms=1),
     **dict.fromkeys(
         ("glm4v", "glm4v_moe"),
         _Class(
@@ -85,7 +90,12 @@ CLASSES = {
 }
 """By the model's type, from transformers' modules: equal to their parameters."""
 
-_OWN = {"llava": "clip_vision_model", "llava_next": "clip_vision_model", "mistral3": "pixtral"}
+_OWN = {
+    "llava": "clip_vision_model",
+    "llava_next": "clip_vision_model",
+    "llava_onevision": "siglip_vision_model",
+    "mistral3": "pixtral",
+}
 """The type of the encoder that the class was read for, where a model may have another."""
 
 
@@ -176,6 +186,8 @@ def places(config: Section) -> list[Section]:
 
 def _encoder(tower: Section, config: Section, hidden: int) -> int:
     kind = own_type(tower, config.around().text("model_type") or "")
+    if config.around().text("model_type") == "gemma4_unified":
+        return _gemma4_unified(tower, hidden)
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -206,6 +218,18 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         " gives the exact figure"
     )
     return total
+
+
+def _gemma4_unified(tower: Section, hidden: int) -> int:
+    """Patches and frames of audio enter by projections alone, patches with norms and positions."""
+    frame = tower.integer("audio_embed_dim", most=LIMITS["hidden_size"])
+    if frame is not None:
+        return frame * hidden
+    pooled = tower.assumed("pooling_kernel_size", default=3, why=_WHY, most=MOST_PATCH)
+    numbers = 3 * (pooled * (patch_size(tower) or 16)) ** 2
+    width = tower.assumed("mm_embed_dim", default=3840, why=_WHY, most=LIMITS["hidden_size"])
+    rows = tower.assumed("mm_posemb_size", default=1120, why=_WHY, most=MOST_POSITIONS)
+    return 2 * numbers + (numbers + 5) * width + 2 * rows * width + width * hidden
 
 
 def own_type(tower: Section, around: str) -> str:
@@ -269,11 +293,15 @@ def _projector(
     if known.projector == "gemma3":
         return width * hidden + width
     if known.projector == "linears":
-        newline = hidden if around.text("model_type") == "llava_next" else 0
+        newline = 0 if around.text("model_type") == "llava" else hidden
         return width * hidden + hidden + hidden * hidden + hidden + newline
     if known.projector == "mistral3":
         merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2
         return merged * width * width + width + width * hidden + hidden * hidden
+    if known.projector == "minimax_m3":
+        inner = around.assumed("projector_hidden_size", default=hidden, why=_WHY)
+        merged = MINIMAX_MERGED * hidden
+        return (width + merged + 2) * inner + 2 * (inner * hidden + hidden)
     if known.projector == "glm4v":
         out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
         mlp = 3 * out * tower.assumed("intermediate_size", default=13696, why=_WHY)

@@ -123,6 +123,8 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     mla = knobs.model.mla
     if knobs.model.compressed is not None:
         return 256
+    if knobs.model.block_indexer is not None:
+        return knobs.model.block_indexer.block_size
     if mla is None or not mla.latent_cache:
         return 16
     if mla.index_head_dim is not None:

@@ -313,7 +313,7 @@ def _rest_of_layer(
         (scale for _ in range(scales)),
         weights.attention_norms(model, dtype, index),
         weights.mlp(model, share, dtype, deployment.quantization, index),
-        weights.layer_norms(model, dtype) if norms is None else norms,
+        weights.layer_norms(model, dtype, index) if norms is None else norms,
     )
 
 
@@ -332,10 +332,13 @@ def _rotary_cache(deployment: Deployment, index: int) -> str:
 
 def _rotary_width(model: Model, kind: str) -> int:
     """Elements of a row of the cache; 0.26 `rotary_embedding/gemma4_rope.py` fills the head up."""
-    if not weights.architecture_of(model).whole_rotary:
-        return weights.rotary_size(model)
-    own = model.sliding_heads if kind == "sliding_attention" else None
-    return model.head_size if own is None else own.head_dim
+    known = weights.architecture_of(model)
+    sliding = known.local_rotary > 0 and kind == "sliding_attention"
+    own = model.sliding_heads if sliding else None
+    head = model.head_size if own is None else own.head_dim
+    if known.whole_rotary:
+        return head
+    return int(head * known.local_rotary) if sliding else weights.rotary_size(model)
 
 
 def _allocate_rotary_cache(
@@ -349,9 +352,10 @@ def _allocate_rotary_cache(
     model, size = deployment.model, _rotary_width(deployment.model, kind)
     scaling = model.rope_scaling or {}
     rows = model.max_position_embeddings
-    if model.rope_type == "linear" and kind != "sliding_attention":
+    scaled = None if kind == "sliding_attention" else model.rope_type
+    if scaled == "linear":
         rows = int(rows * float(scaling["factor"]))
-    elif model.rope_type == "yarn":
+    elif scaled == "yarn":
         rows = int(_original(deployment) * float(scaling["factor"]))
     rows *= times
     half_bytes = rows * (size // 2) * 4
@@ -359,9 +363,9 @@ def _allocate_rotary_cache(
     table = allocator.allocate(2 * half_bytes)
     for block in angles:
         allocator.free(block)
-    if model.rope_type != "yarn" or model.mla is not None:
+    if scaled != "yarn" or model.mla is not None:
         allocator.allocate(rows * size * deployment.dtype.itemsize_bytes)
-    if model.rope_type != "yarn":
+    if scaled != "yarn":
         allocator.free(table)
 
 

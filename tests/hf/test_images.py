@@ -59,12 +59,21 @@ ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers 
         (16384, 65536, 1536),
     ),
     "gemma 4": ("gemma4", {}, {**GEMMA4, "patch_size": 16}, (280, 2520, 768)),
+    "llava onevision": (
+        "llava_onevision",
+        {"image_grid_pinpoints": [[384 * a, 384 * b] for a in range(1, 7) for b in range(1, 7)]},
+        {**SIGLIP, "image_size": 384, "patch_size": 14},
+        (729 + 81 * 98 + 81, 13 * 729, 588),  # three by four tiles and the whole, unpadded
+    ),
+    "gemma 4 12b": ("gemma4_unified", {}, {"patch_size": 16}, (280, 280, 6912)),
 }
 
 FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 tokens is
     "internvl in transformers' form": (256, 1025, 128),
     "glm 4.1v": (1, 4, 31974),
     "gemma 4": (78, 630, 32),
+    "gemma 4 12b": (78, 70, 32),
+    "llava onevision": (196, 729, 32),
 }
 
 

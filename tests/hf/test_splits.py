@@ -49,6 +49,7 @@ def test_stages_hold_their_layers_and_the_tables_at_the_ends():
     ("overrides", "message"),
     [
         (["model=llama31_8b", "tp=3"], "tp must be one of 1, 2, 4, 8, 16, 32"),
+        (["model=laguna_s_21", "tp=16"], "tp must be one of 1, 2, 4, 8 for"),
         (["model=falcon_7b", "tp=2"], "tp must be one of 1 for falcon_7b"),
         (["model=qwen25_7b", "tp=8"], "tp must be one of 1, 2, 4 for"),
         (["model=jamba15_mini", "pp=40"], "pp must be at most 32"),

@@ -123,6 +123,27 @@ CASES = [
         },
         892_498_432,
     ),
+    (
+        "llava_onevision",
+        {},
+        2048,
+        {**SIGLIP, "image_size": 384, "intermediate_size": 4304, "num_hidden_layers": 26},
+        404_305_184,  # without transformers' last norm, which vLLM leaves out
+    ),
+    (
+        "minimax_m3_vl",  # what the published total has beyond the decoder
+        {"projector_hidden_size": 6144},
+        6144,
+        {
+            "model_type": "clip_vision_model",
+            "hidden_size": 1280,
+            "intermediate_size": 5120,
+            "num_hidden_layers": 32,
+            "patch_size": 14,
+        },
+        865_567_232,
+    ),
+    ("gemma4_unified", {}, 3840, {"patch_size": 16}, 49_922_304),
 ]
 
 
