@@ -70,10 +70,10 @@ class Sglang(FreeMemoryEngine):
             terms.check_attention(knobs.model, f"{self.title} {self.version}")
         if self.max_mamba_cache_size is not None:
             check_count("engine.max_mamba_cache_size", self.max_mamba_cache_size)
-        for name in ("swa_full_tokens_ratio", "mamba_full_memory_ratio"):
-            ratio = getattr(self, name)
+        for option in ("swa_full_tokens_ratio", "mamba_full_memory_ratio"):
+            ratio = getattr(self, option)
             if ratio is not None and not 0 < ratio < math.inf:
-                raise InvalidValue(f"engine.{name} must be above 0, got {ratio:g}")
+                raise InvalidValue(f"engine.{option} must be above 0, got {ratio:g}")
         overlaps = not self.disable_overlap_schedule
         states.check(self.mamba_radix_cache_strategy, release, overlaps=overlaps)
         terms.check_parallel(knobs, self.title)

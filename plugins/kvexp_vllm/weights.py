@@ -352,7 +352,8 @@ def _allocate_rotary_cache(
     model, size = deployment.model, _rotary_width(deployment.model, kind)
     scaling = model.rope_scaling or {}
     rows = model.max_position_embeddings
-    scaled = None if kind == "sliding_attention" else model.rope_type
+    own = weights.architecture_of(model).local_rotary > 0 and kind == "sliding_attention"
+    scaled = None if own else model.rope_type
     if scaled == "linear":
         rows = int(rows * float(scaling["factor"]))
     elif scaled == "yarn":
