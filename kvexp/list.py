@@ -3,14 +3,15 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
-from yaml import YAMLError
 
 from kvexp import registry
 from kvexp.errors import InvalidValue, ProfilerUnavailable, RequestError
@@ -111,12 +112,16 @@ def _presets(group: str, folders: Sequence[Path]) -> Table:
     return table
 
 
+@cache
+def _structured(schema: type) -> Any:
+    return OmegaConf.structured(schema)
+
+
 def _read(schema: type, path: Path) -> Any:
     try:
-        return OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(path))
-        )
-    except (OmegaConfBaseException, InvalidValue, YAMLError, OSError, ValueError) as error:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        return OmegaConf.to_object(OmegaConf.merge(_structured(schema), values or {}))
+    except (OmegaConfBaseException, InvalidValue, yaml.YAMLError, OSError, ValueError) as error:
         raise RequestError(f"{path}: {' '.join(str(error).split())}") from None
 
 

@@ -25,12 +25,11 @@ def results_below(folder):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["model=llama3_8b", "gpu=h100", "-m", "util=0.85,0.9,0.92"],
-        ["-m", *SWEEP],
-        [*SWEEP, "-m"],
-        [*SWEEP, "--multirun"],
+        pytest.param(["model=llama3_8b", "gpu=h100", "-m", "util=0.85,0.9,0.92"], id="middle"),
+        pytest.param(["-m", *SWEEP], id="front", marks=pytest.mark.slow),
+        pytest.param([*SWEEP, "-m"], id="end", marks=pytest.mark.slow),
+        pytest.param([*SWEEP, "--multirun"], id="long", marks=pytest.mark.slow),
     ],
-    ids=["middle", "front", "end", "long"],
 )
 def test_multirun_flag_stands_anywhere(command_line, arguments, tmp_path):
     status, out, err = command_line(*arguments, "tracking=off")

@@ -103,6 +103,7 @@ def test_the_file_is_the_profile_and_says_where_each_number_is_from(written):
     assert "differs from 896" in out.out
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_card_that_is_packaged_differs_nowhere(written):
     _, status, out = written(simulated_card(H200))

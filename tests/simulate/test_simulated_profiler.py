@@ -26,6 +26,7 @@ def run(shared_cache, monkeypatch, tmp_path):
     return lambda *overrides: kvexp.run([*POINT, *overrides])
 
 
+@pytest.mark.slow
 def test_the_engines_worst_case_is_the_default(run):
     result = run()
     profile = result.profile

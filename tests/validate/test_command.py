@@ -8,6 +8,7 @@ import pytest
 
 from kvexp.validate import command
 from kvexp.validate.prediction import Prediction
+from thinned import thinned
 
 DATA = Path(__file__).parents[1] / "data"
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
@@ -216,7 +217,7 @@ def test_a_wrong_request_is_one_line_and_status_2(few, capsys, arguments, messag
     assert message in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("encoding", thinned(["utf-16", "utf-8", "utf-8-sig"]))
 def test_records_and_logs_are_read_as_editors_and_shells_write_them(few, encoding):
     Path("few.jsonl").write_text("\r\n".join(FEW), encoding=encoding)
     Path("start.log").write_text(LOG, encoding=encoding)
