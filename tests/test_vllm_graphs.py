@@ -114,6 +114,25 @@ def test_an_estimate_has_a_first_graph_and_as_much_for_each_further_one():
     assert older == pytest.approx(whole - 512 * parts - 24 * 2**20 + 2**17, abs=2)
 
 
+@pytest.mark.parametrize(
+    ("model", "measured_bytes"),
+    [
+        ("llama3_8b", 532_676_608),
+        ("qwen3_30b_a3b", 689_963_008),
+        ("qwen3_4b", 532_676_608),
+        ("gemma2_9b", 585_105_408),
+        ("phi4", 654_311_424),
+        ("qwen25_1_5b", 415_236_096),
+    ],
+)
+def test_estimates_of_0_26_on_an_h200(model, measured_bytes):
+    asked = [f"model={model}", "gpu=h200", "engine.version=0.26.0", "engine.v2_model_runner=false"]
+    part = kvexp.run([*asked, "util=0.9"]).profile.cudagraph
+
+    assert part.low_bytes <= measured_bytes <= part.high_bytes
+    assert part.size_bytes == pytest.approx(measured_bytes, rel=0.2)
+
+
 def test_nothing_compiled_and_nothing_captured_is_eager():
     eager = kvexp.run([*LLAMA, *V1, "enforce_eager=true"])
     asked = kvexp.run([*LLAMA, *V1, "engine.compilation_mode=0"])
