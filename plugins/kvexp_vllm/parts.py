@@ -34,8 +34,9 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         doubts.append("no measurement of this model type")
         spread += 0.002
     if model.tower_parameters:
-        doubts.append("encoders by their number of parameters")
-        spread += 0.005
+        listed = model.encoder is not None and model.encoder.num_hidden_layers is not None
+        doubts.append(f"encoders {'layer by layer' if listed else 'by their number of parameters'}")
+        spread += 0.002 if listed and deployment.tp == 1 else 0.005
     if terms.beyond_formula_bytes(deployment):
         doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
         spread += 0.005
