@@ -395,6 +395,7 @@ def test_interrupt_keeps_the_point_as_killed_and_leaves_no_child(slow_plugin, tm
     assert [run.info.status for run in runs] == ["KILLED", "KILLED"]
 
 
+@pytest.mark.slow
 def test_the_run_of_a_sweep_carries_what_its_points_share(command_line, tmp_path):
     from mlflow import MlflowClient
 

@@ -94,6 +94,7 @@ def test_every_value_and_its_default_stands_in_config_yaml():
     assert knobs <= written.keys()
 
 
+@pytest.mark.slow
 def test_a_sweep_file_of_ones_own_is_reproduced_from_its_folder(command_line, tmp_path):
     folder = tmp_path / "mine" / "sweep"
     folder.mkdir(parents=True)

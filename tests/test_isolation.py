@@ -203,6 +203,7 @@ def test_a_sweep_goes_on_after_a_point_that_was_killed(fake):
     assert len({pid for pid, _ in log}) == 2
 
 
+@pytest.mark.slow
 def test_a_search_over_nothing_that_holds_says_so(fake):
     done, _, (result,) = fake("profiler.holds=0GiB", "util=0.9")
 

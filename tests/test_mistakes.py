@@ -276,6 +276,7 @@ def test_threads_may_ask_at_the_same_time():
     assert len(found) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own imports, in this process
 def test_a_tracked_sweep_from_python_lies_in_one_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

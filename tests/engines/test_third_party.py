@@ -41,6 +41,7 @@ def python(installed, *arguments, cwd):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_compared_with_ours(installed):
     text = python(
         installed,

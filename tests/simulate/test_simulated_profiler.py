@@ -53,6 +53,7 @@ def test_the_engines_budget_stays_as_its_rules_make_it(run):
     assert "the engine's own" in delta.reason
 
 
+@pytest.mark.slow
 def test_the_four_wrong_warm_ups_reserve_too_little_or_too_much(run):
     right = run()
     wrong = {name: run(f"profiler.warmup={name}") for name in ("none", "decode", "short_prompt")}
