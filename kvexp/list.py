@@ -3,12 +3,10 @@
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +15,7 @@ from kvexp import registry
 from kvexp.errors import InvalidValue, ProfilerUnavailable, RequestError
 from kvexp.profiler import Profiler
 from kvexp.request import Gpu, Model
+from kvexp.schema import typed
 from kvexp.units import gib
 
 SECTIONS = ("models", "gpus", "engines", "profilers", "sweeps", "experiments")
@@ -112,15 +111,10 @@ def _presets(group: str, folders: Sequence[Path]) -> Table:
     return table
 
 
-@cache
-def _structured(schema: type) -> Any:
-    return OmegaConf.structured(schema)
-
-
 def _read(schema: type, path: Path) -> Any:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
-        return OmegaConf.to_object(OmegaConf.merge(_structured(schema), values or {}))
+        return typed(schema, values or {})
     except (OmegaConfBaseException, InvalidValue, yaml.YAMLError, OSError, ValueError) as error:
         raise RequestError(f"{path}: {' '.join(str(error).split())}") from None
 

@@ -1,8 +1,9 @@
 """The shape of one point. Hydra checks every YAML file and override against it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -120,3 +121,19 @@ PART_NAMES = {
     "speculative": ("method", "model", "num_tokens"),
     "mm": ("limits",),
 }
+
+
+@cache
+def structured(cls: type) -> Any:
+    """The configuration of a class of options with its defaults, to be merged and never changed."""
+    return OmegaConf.structured(cls)
+
+
+def typed(cls: type, values: Mapping[str, Any]) -> Any:
+    """An object of a class of options, with values that Hydra would take for them.
+
+    Raises:
+        OmegaConfBaseException: a value does not fit its option.
+        InvalidValue: the class does not allow it.
+    """
+    return OmegaConf.to_object(OmegaConf.merge(structured(cls), dict(values)))

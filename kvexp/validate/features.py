@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from kvexp.dtypes import DType
 from kvexp.errors import InvalidValue
 from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
-from kvexp.schema import Run
+from kvexp.schema import Run, structured
 from kvexp.startup_logs.options import human_int
 from kvexp.units import parse_bytes
 from kvexp.validate import compilation
@@ -148,7 +148,7 @@ def _fits(cls: type, name: str, kind: Any, value: Any) -> bool:
     try:
         if kind is Any:  # a size
             parse_bytes(value, key=name)
-        OmegaConf.merge(OmegaConf.structured(cls), {name: value})
+        OmegaConf.merge(structured(cls), {name: value})
     except (OmegaConfBaseException, ValueError):
         return False
     return True

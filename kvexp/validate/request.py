@@ -13,7 +13,7 @@ from kvexp.dtypes import DType, KvDtype
 from kvexp.engine import Engine
 from kvexp.hf import gguf, ids
 from kvexp.request import Gpu, Model
-from kvexp.schema import Run
+from kvexp.schema import Run, typed
 from kvexp.startup_logs import costs_of
 from kvexp.units import parse_bytes
 from kvexp.validate import compilation, features, models, sglang, speculative, versions
@@ -165,16 +165,6 @@ def request_of(inputs: Inputs, known: Known, card: Card, named: models.Named) ->
     )
     run, notes = features.with_features(run, option, asked)
     return Request(run=run, engine=option, assumptions=(*draft.notes, *notes))
-
-
-def typed(cls: type, values: Mapping[str, Any]) -> Any:
-    """An object of a class of options, with values that Hydra would take for them.
-
-    Raises:
-        OmegaConfBaseException: a value does not fit its option.
-        InvalidValue: the class does not allow it.
-    """
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), dict(values)))
 
 
 class _Draft:
