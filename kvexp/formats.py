@@ -86,6 +86,11 @@ def format_of(model: Model, quantization: Quantization | None) -> QuantizationCo
     )
 
 
+def bits_of(stored: QuantizationConfig) -> int:
+    """Bits of an element of a quantised matrix."""
+    return stored.bits or BITS[stored.method]
+
+
 def linear(
     name: str,
     outputs: int | tuple[int, ...],
@@ -110,7 +115,7 @@ def linear(
     if stored is None:
         yield matrix
         return
-    bits = stored.bits or BITS[stored.method]
+    bits = bits_of(stored)
     yield replace(matrix, numel=matrix.numel * bits // 8, itemsize_bytes=1)
     scales = count * _num_scales(stored, rows, columns)
     is_mxfp8 = stored.method is Quantization.fp8 and stored.group_size == MX_GROUP

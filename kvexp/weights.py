@@ -10,7 +10,7 @@ from functools import partial
 from kvexp import per_layer
 from kvexp.architectures import Architecture, architecture_of, is_known
 from kvexp.dtypes import DType, Quantization
-from kvexp.formats import Tensor, format_of, linear, stored_as
+from kvexp.formats import Tensor, bits_of, format_of, linear, stored_as
 from kvexp.parts import Encoder
 from kvexp.request import (
     SPARSE,
@@ -29,9 +29,11 @@ __all__ = [
     "architecture_of",
     "attention",
     "attention_norms",
+    "bits_of",
     "bytes_at",
     "bytes_by_module",
     "embedding",
+    "format_of",
     "head",
     "is_known",
     "layer_norms",

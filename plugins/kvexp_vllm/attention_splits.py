@@ -8,19 +8,20 @@ one. On an H200 4 parts for 128 frames of 1025 positions in 16 heads of 64.
 from math import ceil
 
 from kvexp.contract import Deployment, Encoder
+from kvexp_vllm.peaks import is_hopper
 
 TILES = ((64, 192, 192), (96, 192, 144), (128, 128, 176))
 """Up to a head's width: rows of queries and of keys in a block."""
 
 FEW_BLOCKS = 4  # of keys are not split
 NEARLY_FULL, NEARLY_BEST = 0.8, 0.85
-HOPPER, HOPPER_SMS = "9.", 132
+HOPPER_SMS = 132
 
 
 def parts(deployment: Deployment, encoder: Encoder, positions: int) -> int:
     """How many, for sequences of `positions`; 1 where nothing is split."""
-    heads, capability = encoder.num_attention_heads, deployment.gpu.compute_capability or "9.0"
-    if heads is None or not capability.startswith(HOPPER):
+    heads = encoder.num_attention_heads
+    if heads is None or not is_hopper(deployment):
         return 1
     width = encoder.hidden_size // heads
     tile = next((tile for tile in TILES if width <= tile[0]), None)

@@ -32,6 +32,7 @@ from kvexp.contract import Deployment, Encoder, Model
 from kvexp_vllm import attention_splits
 from kvexp_vllm.peaks import (
     BIAS_WORKSPACE_BYTES,
+    FP32_BYTES,
     UNSPLIT_BYTES,
     Peak,
     around,
@@ -47,7 +48,6 @@ AUDIO_MORE_WIDTHS = 5
 GEMMA4_SHARE = 10  # of the card, at most this part for one-hot positions
 GEMMA4_SIDES = 2  # across and down
 INT64_BYTES = 8
-FP32_BYTES = 4
 
 INDEX_BYTES = 24  # of a position of the encoder: token, position and slot, 8 bytes each
 
@@ -86,11 +86,15 @@ def forward(
         return _forward_of_v1(deployment, positions, pixel_bytes)
     if encoder.rotary:
         return _forward_in_fp32(deployment, rules, positions, beside_bytes)
-    elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
-    if rules.pixel_bytes:
-        elements += encoder.patch_size  # the pixels in the compute dtype
+    elements += _lasting_elements(encoder, rules)
     size = positions * elements * item + beside_bytes
     return around("encoder", size, "logs of three models of images", spread=0.2)
+
+
+def _lasting_elements(encoder: Encoder, rules: VersionRules) -> int:
+    """Outputs of layers that are kept, and before 0.9 the pixels in the compute dtype."""
+    kept = (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
+    return kept + (encoder.patch_size if rules.pixel_bytes else 0)
 
 
 def _forward_in_fp32(
@@ -99,32 +103,25 @@ def _forward_in_fp32(
     """The forward before 0.12, which turns queries and keys in fp32."""
     encoder = deployment.model.encoder
     assert encoder is not None
-    elements = _mlp_elements(encoder, deployment.tp)
-    elements = max(elements, _turned_elements(encoder, rules, deployment.tp))
-    elements += (encoder.deepstack_layers + encoder.returned_layers) * encoder.hidden_size
-    if rules.pixel_bytes:
-        elements += encoder.patch_size  # the pixels in the compute dtype
-    size = positions * elements * deployment.dtype.itemsize_bytes + beside_bytes
+    item, widest = deployment.dtype.itemsize_bytes, _turning_or_mlp(encoder, rules, deployment.tp)
+    size = positions * (widest + _lasting_elements(encoder, rules)) * item + beside_bytes
     size += positions * rules.rotary_tables * _half_head(encoder) * FP32_BYTES
     size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
+    # to 0.8 the flash-attn package, where it is there, turns them in fewer tensors
+    fused = replace(rules, rotary_copies=1) if rules.pixel_bytes else rules
+    less = widest - _turning_or_mlp(encoder, fused, deployment.tp)
     alone = rules.is_v0 and deployment.tp == 1
     return around(
         "encoder",
         size,
         "its code, and logs of V0" if alone else "its code alone",
         spread=0.02 if alone and not encoder.deepstack_layers else 0.2,
-        below_bytes=_fused_bytes(deployment, rules, positions),
+        below_bytes=positions * less * item,
     )
 
 
-def _fused_bytes(deployment: Deployment, rules: VersionRules, positions: int) -> int:
-    """What the turning takes less where the flash-attn package is there for it, to 0.8."""
-    encoder = deployment.model.encoder
-    assert encoder is not None
-    fused = replace(rules, rotary_copies=1)
-    n, widths = deployment.tp, _mlp_elements(encoder, deployment.tp)
-    most, least = (max(widths, _turned_elements(encoder, r, n)) for r in (rules, fused))
-    return positions * (most - least) * deployment.dtype.itemsize_bytes if rules.pixel_bytes else 0
+def _turning_or_mlp(encoder: Encoder, rules: VersionRules, n: int) -> int:
+    return max(_mlp_elements(encoder, n), _turned_elements(encoder, rules, n))
 
 
 def _projected(deployment: Deployment, beside_bytes: int) -> Peak:

@@ -10,11 +10,10 @@ import yaml
 
 from kvexp.contract import GIB, MIB, Deployment
 from kvexp_vllm.graphs import Captured
-from kvexp_vllm.peaks import workspace_bytes
+from kvexp_vllm.peaks import FP32_BYTES, is_hopper, workspace_bytes
 from kvexp_vllm.rules import patch_release_of
 
 DISCRETE = "discrete"
-FP32_BYTES = 4
 GRAPH_SPLITS = 32
 """`flash_attn_max_num_splits_for_cuda_graph`."""
 
@@ -61,7 +60,7 @@ def non_torch(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> Esti
         low_bytes=int((sizes["low"] + more - widened) * MIB),
         size_bytes=int((sizes["best"] + more) * MIB),
         high_bytes=int((sizes["high"] + more + widened) * MIB),
-        source=f"{rule['source']} (from {rule['first']} on)",
+        source=_source(rule),
         confirmed=same_card,
     )
 
@@ -124,7 +123,7 @@ def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: 
         low_bytes=int(max(0.0, size * made * (1 - spread) * doubt) * MIB),
         size_bytes=int(size * made * MIB),
         high_bytes=int(size * (1 + spread) * max(1.0, made) * MIB),
-        source=f"{rule['source']} (from {rule['first']} on)",
+        source=_source(rule),
     )
 
 
@@ -134,7 +133,7 @@ def _by_number(rule: Mapping[str, Any], captured: Captured) -> Estimate:
         low_bytes=int(size * (1 - rule["spread"])),
         size_bytes=int(size),
         high_bytes=int(size * (1 + rule["spread"])),
-        source=f"{rule['source']} (from {rule['first']} on)",
+        source=_source(rule),
     )
 
 
@@ -164,7 +163,7 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
         low_bytes=int((size + parts - spread) * MIB),
         size_bytes=int((size + parts + again) * MIB),
         high_bytes=int((size + 2 * parts + spread) * MIB),
-        source=f"{rule['source']} (from {rule['first']} on)",
+        source=_source(rule),
     )
 
 
@@ -188,13 +187,13 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
         low_bytes=max(0, int((first + further * low - unified) * MIB)),
         size_bytes=int((first + further * best) * MIB),
         high_bytes=int((first + rule["first_mib"] + further * most + unified) * MIB),
-        source=f"{rule['source']} (from {rule['first']} on)",
+        source=_source(rule),
     )
 
 
 def _split_mib(deployment: Deployment, captured: Captured) -> float:
     """FlashAttention 3's fp32 outputs of all parts, on Hopper, for the largest whole graph."""
-    if not captured.whole or not (deployment.gpu.compute_capability or "9.0").startswith("9."):
+    if not captured.whole or not is_hopper(deployment):
         return 0.0
     return GRAPH_SPLITS * max(captured.whole) * _attended(deployment) * FP32_BYTES / MIB
 
@@ -214,6 +213,10 @@ def _attended(deployment: Deployment) -> int:
     model = deployment.model
     size = model.head_size if model.mla is None else model.mla.kv_lora_rank
     return model.num_attention_heads // deployment.tp * size
+
+
+def _source(rule: Mapping[str, Any]) -> str:
+    return f"{rule['source']} (from {rule['first']} on)"
 
 
 def _newest(

@@ -6,6 +6,8 @@ from kvexp.contract import MIB, Deployment, weights
 from kvexp_vllm import sparse_attention
 from kvexp_vllm.rules import MEASURED, VersionRules, is_v0, release_of
 
+FP32_BYTES = 4
+
 HOPPER_WORKSPACE_BYTES = 32 * MIB
 WORKSPACE_BYTES = 8 * MIB + MIB // 8  # on other cards
 BIAS_WORKSPACE_BYTES = 1 * MIB  # of cuBLASLt where a product adds a bias, on an H200
@@ -92,6 +94,11 @@ def fitted_to(deployment: Deployment, *, v2_runner: bool) -> str:
 def sampled_rows(deployment: Deployment) -> int:
     """Rows of logits in a profile run."""
     return min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
+
+
+def is_hopper(deployment: Deployment) -> bool:
+    """Whether FlashAttention 3 runs, as on a card that is not known."""
+    return (deployment.gpu.compute_capability or "9.0").startswith("9.")
 
 
 def workspace_bytes(deployment: Deployment) -> int:

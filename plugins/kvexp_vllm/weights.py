@@ -29,7 +29,6 @@ from kvexp_vllm.offload import Offloader
 from kvexp_vllm.rules import VersionRules
 
 SPLIT_LIMIT_BYTES = 20 * MIB
-AWQ_BITS = 4
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
 COMPRESSING = ("compressed_sparse_attention", "heavily_compressed_attention")
 """Kinds that turn by a base of their own (`compress_rope_theta`)."""
@@ -246,9 +245,9 @@ def _unpacked(tensor: Tensor, deployment: Deployment) -> Tensor:
     """Zero points of a matrix as Machete has them (`transform_w_zp`); experts go by Marlin."""
     if not tensor.name.endswith(".zeros") or "experts" in tensor.name:
         return tensor
-    stored = deployment.model.quantization_config
-    bits = (stored.bits if stored is not None else None) or AWQ_BITS
-    numel = tensor.size_bytes * 8 // bits
+    stored = weights.format_of(deployment.model, deployment.quantization)
+    assert stored is not None
+    numel = tensor.size_bytes * 8 // weights.bits_of(stored)
     return replace(tensor, numel=numel, itemsize_bytes=deployment.dtype.itemsize_bytes)
 
 
