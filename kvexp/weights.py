@@ -6,6 +6,7 @@ What belongs to a model type stands in `architectures`, how a matrix is stored i
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from kvexp import per_layer
 from kvexp.architectures import Architecture, architecture_of, is_known
@@ -24,6 +25,7 @@ from kvexp.request import (
 )
 
 __all__ = [
+    "Module",
     "Slice",
     "Tensor",
     "architecture_of",
@@ -48,6 +50,9 @@ __all__ = [
 MXFP4_WIDTH = 64
 """Multiple to which a rank's expert width is padded in MXFP4 kernels."""
 
+Module = Literal["embedding", "head", "towers"]
+"""What one pipeline stage alone reads."""
+
 _Linear = Callable[..., Iterator[Tensor]]
 
 
@@ -57,7 +62,8 @@ class Slice:
 
     Each expert is split over `expert_tp` ranks (0: over `tp`), or experts are dealt out whole to
     `ep` ranks, the first ones taking what is left over; `ep_rank` is the place among them. Experts
-    that every token passes are split over `shared_tp` (0: over `tp`).
+    that every token passes are split over `shared_tp` (0: over `tp`). `everywhere` are modules that
+    an engine builds on every pipeline stage, though one alone reads them.
     """
 
     tp: int
@@ -68,6 +74,12 @@ class Slice:
     shared_tp: int = 0
     ep: int = 1
     ep_rank: int = 0
+    everywhere: frozenset[Module] = frozenset()
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the rank holds the input embedding, be it tied to the head or not."""
+        return self.first_stage or "embedding" in self.everywhere
 
 
 def padded_vocab_size(model: Model, multiple: int = 64) -> int:
@@ -78,17 +90,17 @@ def padded_vocab_size(model: Model, multiple: int = 64) -> int:
 def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
     """The input embedding; the last stage holds it too when it doubles as the output head."""
     known = architecture_of(model)
-    if share.first_stage or (share.last_stage and model.tie_word_embeddings):
+    if share.embeds or (share.last_stage and model.tie_word_embeddings):
         rows = padded_vocab_size(model) // share.tp
         yield _tensor("embed_tokens", rows * model.hidden_size, dtype, "embedding")
-    if share.first_stage and known.positions is not None:
+    if share.embeds and known.positions is not None:
         rows = model.max_position_embeddings + known.positions
         yield _tensor("embed_positions", rows * model.hidden_size, dtype, "embedding")
-    if share.first_stage and known.embedding_norm:
+    if share.embeds and known.embedding_norm:
         yield from _norm("embed_norm", model.hidden_size, dtype, known)
     if known.normalizer:
         yield _tensor("normalizer", 1, dtype, "buffer")
-    if share.first_stage and model.per_layer_input is not None:
+    if share.embeds and model.per_layer_input is not None:
         yield from per_layer.tables(model, model.per_layer_input, share.tp, dtype)
 
 
@@ -97,7 +109,7 @@ def head(
 ) -> Iterator[Tensor]:
     """The final norm and the output head, which most quantised checkpoints leave alone."""
     known = architecture_of(model)
-    if share.last_stage:
+    if share.last_stage or "head" in share.everywhere:
         if known.norms or known.qk_norm:
             yield from _norm("norm", model.hidden_size, dtype, known)
         if model.compressed is not None:
@@ -119,7 +131,7 @@ def towers(
 
     Where an encoder's heads do not divide, only its MLPs are split.
     """
-    if not share.first_stage:
+    if not share.first_stage and "towers" not in share.everywhere:
         return
     if vision:
         seeing = model.tower_parameters - model.audio_tower_parameters

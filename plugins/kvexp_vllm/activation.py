@@ -35,7 +35,8 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: 
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
     if back := passes.returned_bytes:
         found = [each.with_layer(back) if each.phase == "forward" else each for each in found]
-    if pictures.held and shape.pp_rank == 0:
+    profiles_items = shape.pp_rank == 0 or not rules.is_v0  # V1 encodes before it asks its stage
+    if pictures.held and profiles_items:
         held = images.held_bytes(step, rules, pictures)
         found = [phase.with_held(held) for phase in found]
         found.append(images.encoding(step, rules, pictures, shared=passes.shares_items))
@@ -45,7 +46,7 @@ def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: 
     more = UNSPLIT_BYTES if adapts else 0
     if adapts and rules.is_v0:  # one log has so much more
         more += step.max_num_batched_tokens * step.model.hidden_size * step.dtype.itemsize_bytes
-    sees = shape.pp_rank == 0 and not v2_runner and not passes.skips_items
+    sees = profiles_items and not v2_runner and not passes.skips_items
     more += images.unknown_bytes(step) if sees else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(

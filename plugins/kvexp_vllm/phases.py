@@ -3,11 +3,12 @@
 T = tokens of a step, S = rows that are sampled, H = hidden size, I = intermediate size of a rank,
 V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cuBLAS's workspace:
 
-    forward      = e T (3 I + k H) + W + index buffers of S  (experts: their workspace, not 3 I;
-                   2 I without a gate)
+    forward      = e T (3 I + k H) + W, on the V2 runner + index buffers of S  (experts: their
+                   workspace, not 3 I; 2 I without a gate)
     embedding    = e H V / n + 2 e H T, with torch.compile on the V2 runner
-    attention    = e T (latents, queries, outputs, 2 H) + the chunked prefill's workspace + W, with
-                   the workspace that earlier layers' experts keep              (MLA alone)
+    attention    = e T (queries, keys, values, their copies, outputs, 2 to 4 H) + W, with the
+                   workspace that earlier layers' experts keep; latent attention has latents,
+                   queries, outputs, 2 H and the chunked prefill's workspace instead
     V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
                    sampler's block maxima; soft-capping has them twice instead
     V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
@@ -29,6 +30,7 @@ from dataclasses import replace
 from kvexp.contract import MIB, Deployment, Model, Quantization, RankShape, drafts, weights
 from kvexp_vllm import sparse_attention
 from kvexp_vllm.peaks import (
+    FP32_BYTES,
     PRINTED_BYTES,
     UNSPLIT_BYTES,
     Peak,
@@ -37,6 +39,7 @@ from kvexp_vllm.peaks import (
     fitted_to,
     index_buffers,
     is_compiled,
+    is_hopper,
     kept_bytes,
     sampled_rows,
     takes_items,
@@ -59,6 +62,9 @@ MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
 MEASURED_FORWARDS = ("llama", "mistral", "phi3", "qwen2", "qwen3", "gemma3_text")
 """Types whose dense forward was measured."""
+
+MEASURED_EXPERTS = ("qwen3_moe", "qwen3_5_moe_text", "gpt_oss")
+"""Types with experts whose forward was measured on the V1 runner."""
 
 
 def of_tokens(
@@ -84,9 +90,10 @@ def _forward(
         size += sparse_attention.aux_bytes(deployment)
     else:
         size = _layers_bytes(deployment, shape, rules, v2_runner=v2_runner)
-    size += V1_COMPILED_BYTES if compiled and not v2_runner else workspace_bytes(deployment)
+    fused_alone = compiled and not v2_runner and not kept_bytes(deployment, rules)
+    size += V1_COMPILED_BYTES if fused_alone else workspace_bytes(deployment)
     size += 0 if compiled else bias_workspace_bytes(deployment)
-    size += index_buffers(sampled_rows(deployment))
+    size += index_buffers(sampled_rows(deployment)) if v2_runner else 0
     source = _forward_source(deployment, v2_runner=v2_runner)
     spread = _forward_spread(deployment, v2_runner=v2_runner)
     fused = compiled and v2_runner and deployment.model.mla is None
@@ -110,11 +117,16 @@ def _layers_bytes(
         hidden -= model.hidden_size  # what the first layer reads is in a buffer that is there
     if rules.is_v0 and deployment.tp > 1:
         hidden += model.hidden_size  # an output that ranks have summed is freed late
-    if not v2_runner and deployment.pp > 1:
-        hidden += 2 * model.hidden_size  # hidden states and residual between the stages
-    size = item * tokens * (_mlp_width(deployment) + hidden)
+    between = 0 if v2_runner or shape.pp_rank == 0 else 2 * model.hidden_size
+    size = item * tokens * (_mlp_width(deployment) + hidden + between)
     if model.mla is not None:
-        size = max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
+        return max(size, _latent_attention_bytes(deployment, shape, rules, v2_runner=v2_runner))
+    attention = _attention_elements(deployment, rules)
+    if kept := kept_bytes(deployment, rules):
+        routed = _shared_elements(deployment) + 3 * model.hidden_size
+        return kept + item * tokens * (max(attention, routed) + between)
+    if _norms_natively(deployment, rules):
+        size = max(size, item * tokens * (attention + between))
     return size
 
 
@@ -170,6 +182,39 @@ def _latent_attention_bytes(
     return size + kept_bytes(deployment, rules) + _mla_workspace_bytes(deployment)
 
 
+def _attention_elements(deployment: Deployment, rules: VersionRules) -> int:
+    """Elements a token of attention's widest point, with the hidden states around it.
+
+    Eager, that is its output and all that it was made of, or the queries' norm where that is
+    several fp32 tensors; compiled, the queries that were turned, beside the last layer's output.
+    """
+    model = deployment.model
+    known = weights.architecture_of(model)
+    queries = model.num_attention_heads * model.head_size // deployment.tp
+    keys = max(model.kv_heads // deployment.tp, 1) * model.head_size
+    projected = (2 if known.query_gate else 1) * queries + 2 * keys
+    if _norms_natively(deployment, rules):
+        in_fp32 = 3 * FP32_BYTES // deployment.dtype.itemsize_bytes
+        return projected + (2 + in_fp32) * queries + 4 * model.hidden_size
+    if known.qk_norm or model.qk_norm:
+        projected += queries + keys
+    if is_compiled(deployment):
+        return projected + 2 * queries + 2 * model.hidden_size
+    return projected + queries + 3 * model.hidden_size
+
+
+def _norms_natively(deployment: Deployment, rules: VersionRules) -> bool:
+    """Whether the norms of gated queries are torch's own operations, one after another."""
+    gated = weights.architecture_of(deployment.model).query_gate
+    return gated and rules.native_norms and not is_compiled(deployment)
+
+
+def _shared_elements(deployment: Deployment) -> int:
+    """Elements a token of the experts that every token passes: up, gate and what is made of it."""
+    moe = deployment.model.moe
+    return 3 * (moe.shared_intermediate_size // deployment.tp) if moe is not None else 0
+
+
 def _hidden_elements(deployment: Deployment) -> int:
     """Elements a token outside the MLP that are alive at its peak: k H."""
     model = deployment.model
@@ -192,9 +237,11 @@ def _forward_spread(deployment: Deployment, *, v2_runner: bool) -> float:
         read = release_of(deployment.engine_version) >= sparse_attention.NOT_COMPILED_SINCE
         return sparse_attention.SPREAD if read else 0.15
     measured = model.moe is None and model.model_type in MEASURED_FORWARDS
-    if v2_runner and release_of(deployment.engine_version) == MEASURED:
-        return 0.0 if measured or (model.mla is not None and model.moe is not None) else 0.05
-    return 0.05 if measured else 0.15
+    if release_of(deployment.engine_version) != MEASURED:
+        return 0.05 if measured else 0.15
+    if v2_runner and (measured or (model.mla is not None and model.moe is not None)):
+        return 0.0
+    return 0.05 if v2_runner or measured or model.model_type in MEASURED_EXPERTS else 0.15
 
 
 def _mlp_width(deployment: Deployment) -> int:
@@ -205,8 +252,9 @@ def _mlp_width(deployment: Deployment) -> int:
         return widths * (model.intermediate_size // tp)
     moe, width = model.moe, model.moe.moe_intermediate_size // tp
     rows = moe.num_experts_per_tok
-    workspace = rows * max(2 * width, model.hidden_size) + rows * width
-    return workspace + 3 * (moe.shared_intermediate_size // tp)
+    fused = moe.format is not None and is_hopper(deployment)  # the gate, in the Triton kernel
+    gated = model.hidden_size if fused else max(2 * width, model.hidden_size)
+    return rows * (gated + width) + _shared_elements(deployment)
 
 
 def _mla_workspace_bytes(deployment: Deployment) -> int:

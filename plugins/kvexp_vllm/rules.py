@@ -84,6 +84,7 @@ class VersionRules:
     sampler_keeps_rows: bool = False
     rejection_bytes: int = 4
     keeps_experts_workspace: bool = False
+    native_norms: bool = False
     v2_architectures: tuple[str, ...] = ()
     v2_profiles_images: bool = False
     log_shape: str = "two_lines"
@@ -247,6 +248,7 @@ _0_22 = replace(
     v2_runner="listed_unquantized",
     v2_architectures=("Qwen3ForCausalLM",),
     chunks_frames=True,
+    native_norms=True,
 )
 _0_23 = replace(_0_22, first=(0, 23), v2_architectures=_V2_DENSE, one_hot_positions=False)
 _0_24 = replace(

@@ -23,7 +23,7 @@ from kvexp.contract import (
     terms,
     weights,
 )
-from kvexp_vllm import lora, multimodal, step_buffers
+from kvexp_vllm import lora, multimodal, stages, step_buffers
 from kvexp_vllm import speculation as speculative
 from kvexp_vllm.offload import Offloader
 from kvexp_vllm.rules import VersionRules
@@ -101,6 +101,7 @@ def share_of(deployment: Deployment, shape: RankShape, *, expert_parallel: bool 
         shared_tp=1 if whole and deployment.tp > 1 and deployment.dp > 1 else 0,
         ep=ranks if whole else 1,
         ep_rank=shape.tp_rank,
+        everywhere=stages.on_every_stage(deployment.model) if deployment.pp > 1 else frozenset(),
     )
 
 
