@@ -122,8 +122,8 @@ def _answer(request: Request) -> Prediction:
         return Prediction.unanswered(result.reason)
     values = {name: _VALUES[name](result) for name in VALUES}
     outcome = _outcome(request, result)
-    if outcome == "max_len_too_large" and versions.is_v0(request.run.engine.version):
-        values |= _v0_pool(result)
+    if outcome == "max_len_too_large":
+        values |= _shortened(request, result)
     return Prediction(
         answered=True,
         reason=result.reason,
@@ -144,16 +144,26 @@ def _outcome(request: Request, result: Result) -> Outcome:
     return "max_len_too_large" if shortened and request.engine == "lmdeploy" else "ok"
 
 
-def _v0_pool(result: Result) -> dict[str, Interval | None]:
-    """V0 prints its blocks, then refuses the length with the tokens that they hold."""
-    tokens, block_size = _longest(result.refusal), result.effective.get("block_size")
-    if not tokens or not block_size:
+def _shortened(request: Request, result: Result) -> dict[str, Interval | None]:
+    """What the cache would hold for requests of the longest length that it has room for.
+
+    V0 prints its blocks before it refuses the length; its step is as long as the length, and the
+    counts are those of the refusal.
+    """
+    longest, block_size = _longest(result.refusal), result.effective.get("block_size")
+    if not longest or not block_size:
         return {}
-    share = _error_share(result)
-    return {
-        "kv_tokens": _around(tokens, share),
-        "num_blocks": _around(tokens // block_size, share),
-    }
+    if versions.is_v0(request.run.engine.version):
+        share = _error_share(result)
+        return {
+            "kv_tokens": _around(longest, share),
+            "num_blocks": _around(longest // block_size, share),
+        }
+    steps = ("max_num_batched_tokens", "max_num_seqs")
+    same = {name: result.effective[name] for name in steps if name in result.effective}
+    run = replace(request.run, max_model_len=longest, **same)
+    shorter = pipeline.execute(run, request.engine)
+    return {name: _VALUES[name](shorter) for name in ("kv_tokens", "num_blocks")}
 
 
 def _error_share(result: Result) -> float:
@@ -198,14 +208,6 @@ def _scaled(value: Callable[[Result], float | None]) -> Callable[[Result], Inter
     return of
 
 
-def _exact(value: Callable[[Result], float | None]) -> Callable[[Result], Interval | None]:
-    def of(result: Result) -> Interval | None:
-        best = value(result)
-        return None if best is None else Interval.exactly(best)
-
-    return of
-
-
 def _term(name: str) -> Callable[[Result], Interval | None]:
     """A term of the rank that has the fewest bytes left, with the interval of its fit."""
 
@@ -232,6 +234,22 @@ def _captured(result: Result) -> Interval | None:
     return next((_interval(part) for part in parts if part.name == "graphs"), None)
 
 
+def _available(result: Result) -> Interval | None:
+    """What is left for the cache: with the blocks' bounds, or the terms' where there are none."""
+    best = _cache_bytes(result)
+    if best is None or result.profile is None or _blocks(result) is not None:
+        return _scaled(_cache_bytes)(result)
+    parts = result.profile.parts
+    least = best - math.hypot(*(part.above_bytes for part in parts))
+    return Interval(least, best, best + math.hypot(*(part.below_bytes for part in parts)))
+
+
+def _longest_length(result: Result) -> Interval | None:
+    """The longest request that has room, as far off as the bytes that it lies in."""
+    longest = _longest(result.refusal)
+    return None if longest is None else _around(longest, _error_share(result))
+
+
 def _cache_bytes(result: Result) -> int | None:
     """What the engine prints: vLLM what is left for the cache, the others what the cache takes.
 
@@ -253,14 +271,14 @@ def _longest(refusal: Refusal | None) -> int | None:
 _VALUES: Mapping[str, Callable[[Result], Interval | None]] = {
     "num_blocks": _blocks,
     "kv_tokens": _count("kv_tokens"),
-    "available_kv_bytes": _scaled(_cache_bytes),
+    "available_kv_bytes": _available,
     "max_concurrency": _count("max_concurrency"),
     "weights_bytes": _term("weights"),
     "activation_bytes": _term("activation"),
     "non_torch_bytes": _term("non_torch"),
     "graphs_bytes": _captured,
     "graphs_estimate_bytes": _estimated,
-    "estimated_max_len": _exact(lambda result: _longest(result.refusal)),
+    "estimated_max_len": _longest_length,
 }
 
 

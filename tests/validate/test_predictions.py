@@ -358,8 +358,38 @@ def test_a_refusal_is_predicted_by_its_kind(changes, outcome):
 def test_a_length_that_does_not_fit_comes_with_the_longest_that_does():
     found = predict(replace(LLAMA, gpu_memory_utilization=0.25, max_model_len=131072))
 
+    longest = found.values["estimated_max_len"]
     assert found.outcome == "max_len_too_large"
-    assert 0 < found.values["estimated_max_len"].best < 131072
+    assert 0 < longest.low < longest.best < 131072
+
+
+def test_a_length_that_does_not_fit_leaves_the_blocks_that_there_are():
+    """A start of 0.19.1 for 256,000 tokens that fitted: 62,496 tokens in 7.15 GiB."""
+    qwen = Inputs(
+        id="qwen",
+        engine="vllm",
+        engine_version="0.19.1 (V1)",
+        model="Qwen3.5-35B-A3B NVFP4",
+        gpu="RTX 5090",
+        quantization="nvfp4",
+        gpu_memory_utilization=0.85,
+        max_model_len=256000,
+        stated=("engine_version", "quantization", "gpu_memory_utilization", "max_model_len"),
+    )
+    found = predict(qwen)
+    tokens = found.values["kv_tokens"]
+
+    assert found.outcome == "max_len_too_large"
+    assert tokens.low < tokens.best < 62_496 < tokens.high
+
+
+def test_what_is_missing_has_the_terms_interval():
+    """No block fits: what the engine would print is less than nothing, and may be something."""
+    found = predict(replace(LLAMA, gpu_memory_utilization=0.2, max_model_len=131072))
+    available = found.values["available_kv_bytes"]
+
+    assert found.outcome == "no_cache_blocks"
+    assert available.low < available.best < 0
     assert found.values["num_blocks"] is None
 
 
