@@ -160,6 +160,26 @@ def test_what_a_mode_took_on_an_h200_lies_in_its_interval(model, mode, options, 
     assert part.low_bytes <= taken <= part.high_bytes
 
 
+@pytest.mark.parametrize(
+    ("options", "taken_mib"),
+    [
+        (["model=llama3_8b"], 656),
+        (["model=llama3_8b", "tp=2"], 518),
+        (["model=qwen3_30b_a3b"], 816),
+        (["model=qwen3_30b_a3b", "tp=2"], 690),
+        (["model=gpt_oss_20b"], 1058),
+        (["model=gpt_oss_20b", "tp=2"], 784),
+    ],
+)
+def test_graphs_of_the_v1_runner_are_nodes_and_split_outputs(options, taken_mib):
+    """vLLM 0.26.0 on one and two H200, 102 graphs, of gpt-oss 166."""
+    holding = kvexp.run([*options, "gpu=h200", "engine.v2_model_runner=false"]).holding
+
+    (part,) = [part for part in holding.parts if part.name == "graphs"]
+    assert part.size_bytes == pytest.approx(taken_mib << 20, rel=0.03)
+    assert part.low_bytes <= taken_mib << 20 <= part.high_bytes
+
+
 def test_a_compiled_model_without_graphs_keeps_its_activation():
     graphed = kvexp.run([*LLAMA, *V1]).profile
     without = kvexp.run([*LLAMA, *V1, "engine.cudagraph_mode=none"]).profile

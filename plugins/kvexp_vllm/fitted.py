@@ -17,8 +17,8 @@ DISCRETE = "discrete"
 GRAPH_SPLITS = 32
 """`flash_attn_max_num_splits_for_cuda_graph`."""
 
-SPLIT_ROWS = 512
-"""Graphs of more rows split no more: gpt-oss-20b's of 1,024 on one and two H200."""
+ESTIMATED_ROWS = 512
+"""The estimate has no more for a larger graph: gpt-oss-20b's of 1,024 rows on one and two H200."""
 
 MANY_QUERIES = 4
 UNIFIED_MIB = 1024
@@ -146,7 +146,7 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     layers x (pieces x so much + whole graphs x so much), cuBLAS's workspace, for each kind the
     activations of its largest size, and FlashAttention 3's fp32 outputs of up to 32 parts for the
     largest whole graph: twice where a block of them was broken up before the next layer needed it,
-    which was seen with four queries and more a key. FlashAttention 2 splits none.
+    which was seen with four queries and more a key on the V2 runner. FlashAttention 2 splits none.
     """
     model = deployment.model
     layers = model.num_hidden_layers / deployment.pp
@@ -157,10 +157,10 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
             size += layers * len(sizes) * each + rule["base_mib"]
             size += max(sizes) * _widths(deployment) * rule["width_share"] / MIB
     if model.moe is not None:
-        size += rule["experts_mib"]
-    parts = _split_mib(deployment, captured)
-    many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads
-    again = parts if many and model.mla is None else 0.0
+        size += rule["experts_mib"] + (rule["mxfp4_mib"] if model.moe.format == "mxfp4" else 0)
+    parts = _split_mib(deployment, max(captured.whole, default=0))
+    many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads and model.mla is None
+    again = parts if many and rule["splits_again"] else 0.0
     spread = rule["spread"] * size
     return Estimate(
         low_bytes=int((size + parts - spread) * MIB),
@@ -179,7 +179,8 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     """
     model = deployment.model
     further = sum(len(sizes) - 1 for sizes in (captured.pieces, captured.whole) if sizes)
-    first = rule["base_mib"] + workspace_bytes(deployment) / MIB + _split_mib(deployment, captured)
+    rows = min(max(captured.whole, default=0), ESTIMATED_ROWS)
+    first = rule["base_mib"] + workspace_bytes(deployment) / MIB + _split_mib(deployment, rows)
     layers = model.num_hidden_layers / deployment.pp
     share = rule["experts_share"] if model.moe is not None else rule["each_share"]
     if model.linear is not None or model.mamba is not None:
@@ -194,11 +195,10 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     )
 
 
-def _split_mib(deployment: Deployment, captured: Captured) -> float:
-    """FlashAttention 3's fp32 outputs of all parts, on Hopper, for the largest whole graph."""
-    if not captured.whole or not is_hopper(deployment):
+def _split_mib(deployment: Deployment, rows: int) -> float:
+    """FlashAttention 3's fp32 outputs of all parts, on Hopper, for a graph of so many rows."""
+    if not is_hopper(deployment):
         return 0.0
-    rows = min(max(captured.whole), SPLIT_ROWS)
     return GRAPH_SPLITS * rows * _attended(deployment) * FP32_BYTES / MIB
 
 
