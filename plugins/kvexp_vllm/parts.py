@@ -1,7 +1,7 @@
 """Parts of a budget: sizes with where they come from and how far they may be off."""
 
 from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, terms, weights
-from kvexp_vllm import sparse_attention
+from kvexp_vllm import sparse_attention, stages
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules
 from kvexp_vllm.weights import Loaded
@@ -24,6 +24,8 @@ FINER_SCALES = 16  # elements that share one
 def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> Part:
     """What was loaded, with what speaks against its size."""
     model, doubts, spread = deployment.model, [], 0.0
+    if shared := _on_every_stage(deployment):
+        doubts.append(f"{shared} on every stage, as vLLM's class builds them")
     if deployment.quantization is Quantization.fp8:
         doubts.append("fp8 scales and residue from one measured case")
         spread = 0.002
@@ -62,6 +64,16 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         high_bytes=None if error is None else size + error + kept,
         includes=beside,
     )
+
+
+def _on_every_stage(deployment: Deployment) -> str:
+    """What each stage holds though one alone reads it, in words; empty where nothing is."""
+    if deployment.pp == 1:
+        return ""
+    found = stages.on_every_stage(deployment.model)
+    if not deployment.model.tower_parameters:
+        found -= {"towers"}
+    return ", ".join(sorted(found))
 
 
 def _kept_scales_bytes(deployment: Deployment) -> int:
