@@ -313,3 +313,25 @@ def test_ranks_without_nvlink_take_what_logs_of_0_26_say(card, tp, model, printe
 
     assert part.low_bytes <= (printed_gib - weights_gib) * 2**30 <= part.high_bytes
     assert part.size_bytes == pytest.approx(0.5 * 2**30, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "printed_gib"),
+    [
+        (["model=nemotron3_super_120b_a12b", "quantization=nvfp4"], 75.03),
+        (["model=gemma4_26b_a4b", "quantization=awq"], 16.63),
+        (["model=phi4", "quantization=bitsandbytes", "engine.version=0.8.2"], 8.63),
+    ],
+)
+def test_a_format_whose_reach_a_name_does_not_say_holds_what_re_uploads_took(options, printed_gib):
+    weights = kvexp.run([*options, "gpu=gb10"]).profile.weights
+
+    assert weights.low_bytes <= printed_gib * GIB <= weights.high_bytes
+
+
+def test_a_format_that_reaches_every_layer_alike_is_sure():
+    asked = ["model=qwen3_32b", "quantization=nvfp4", "gpu=gb10", "engine.version=0.13.0"]
+    weights = kvexp.run(asked).profile.weights
+
+    assert weights.size_bytes == pytest.approx(19.4193 * GIB, rel=0.001)  # a start of 0.13 printed
+    assert weights.high_bytes - weights.low_bytes < 0.02 * weights.size_bytes
