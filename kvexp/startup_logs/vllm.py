@@ -12,6 +12,7 @@ VLLM = Dialect(
         ),
         Line(r"vLLM API server version v?(?P<engine_version>\d\S*)"),
         Line(r"vLLM Version\s*: v?(?P<engine_version>\d\S*)"),
+        Line(r"█ +version (?P<engine_version>\d\S*)"),
         Line(r"vllm==(?P<engine_version>\d\S*)"),
         Line(r"VLLM_USE_V2_MODEL_RUNNER=['\"]?(?P<v2_model_runner>[01])", precedes=True),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
@@ -24,7 +25,7 @@ VLLM = Dialect(
         Line(r"Setting attention block size to {block_size} tokens"),
         Line(r"current --gpu-memory-utilization={gpu_memory_utilization}"),
         # weights
-        Line(r"Model loading took {weights_gib} GiB"),
+        Line(r"Model loading took {weights_gib} Gi?B"),  # GB to 0.8.2, of 2^30 bytes too
         Line(r"Loading model weights took {weights_gib} GB"),
         Line(r"Loading model weights took {weights_mb} MB"),
         # V0's profile: as names and values, as a table or in two sentences
@@ -71,9 +72,10 @@ VLLM = Dialect(
             r"Actual usage is {weights_plus_nontorch_gib} GiB for "
             r"consumed memory \(weights \+ non-torch\), "
             r"{activation_peak_gib} GiB for peak activation"
+            r"(?:, (?:and )?{cudagraph_gib} GiB for CUDAGraph memory)?"
         ),
         # capacity
-        Line(r"# \w+ blocks: {num_gpu_blocks}, # CPU blocks"),
+        Line(r"# \w+ blocks: {num_gpu_blocks}(?:, # CPU blocks|$)"),
         Line(r" KV cache size: {kv_tokens} tokens"),
         Line(r"Maximum concurrency for {max_model_len} tokens per request: {max_concurrency}x"),
         # graphs

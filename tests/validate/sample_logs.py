@@ -42,6 +42,23 @@ INFO 12-13 19:54:18 worker.py:243] non_torch_memory     1.79GiB
 INFO 12-13 19:54:18 worker.py:243] PyTorch activation peak memory       1.26GiB
 INFO 12-13 19:54:18 worker.py:243] available_kv_cache_memory    53.29GiB
 """
+V1_7 = """\
+INFO 01-30 03:18:12 gpu_model_runner.py:848] Loading model weights took 67.7229 GB
+INFO 01-30 03:19:14 kv_cache_utils.py:395] # GPU blocks: 1381
+INFO 01-30 03:19:14 kv_cache_utils.py:398] Maximum concurrency for 2048 tokens per request: 10.79x
+"""
+V1_8_GB = """\
+INFO 04-05 05:52:54 [gpu_model_runner.py:1186] Model loading took 15.1749 GB and 59.268527 seconds
+INFO 04-05 05:54:20 [kv_cache_utils.py:566] GPU KV cache size: 148,096 tokens
+"""
+V1_BANNER = """\
+qwen3.5-35b  | (APIServer pid=1) INFO 03-20 10:11:00 [utils.py:297]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.17.1rc1.dev126+gbc2c0c86e
+qwen3.5-35b  | (EngineCore pid=164) INFO 03-20 10:20:32 [gpu_worker.py:452] Available KV cache memory: 5.69 GiB
+"""
+V1_CONSUMED = """\
+Available KV cache memory: 3.1 GiB
+Free memory on device (17.06/22.04 GiB) on startup. Desired GPU memory utilization is (0.62, 13.66 GiB). Actual usage is 10.29 GiB for consumed memory (weights + non-torch), 0.27 GiB for peak activation, and 0.78 GiB for CUDAGraph memory.
+"""
 V0_7 = """\
 INFO 01-16 09:39:00 llm_engine.py:234] Initializing a V0 LLM engine (v0.7.2) with config: model='/home/me/.cache/huggingface/hub/models--meta-llama--Llama-3.2-11B-Vision/snapshots/27dc', dtype=torch.bfloat16, max_seq_len=65536, tensor_parallel_size=1, pipeline_parallel_size=1, quantization=None, enforce_eager=True, kv_cache_dtype=auto
 INFO 01-16 09:40:00 worker.py:238] Memory profiling takes 4.10 seconds

@@ -26,11 +26,15 @@ from sample_logs import (
     V0_65,
     V0_ROCM,
     V1_08,
+    V1_7,
+    V1_8_GB,
     V1_10,
     V1_12,
     V1_17,
     V1_21,
     V1_27,
+    V1_BANNER,
+    V1_CONSUMED,
 )
 
 from kvexp.startup_logs import UnreadableLog, read_log
@@ -242,6 +246,19 @@ CASES = {
             "kv_tokens": 524288,
             "available_kv_gib": 17.16,
         },
+    ),
+    "vllm_v1_before_tokens": (
+        V1_7,
+        {"weights_gib": 67.7229, "num_gpu_blocks": 1381, "max_concurrency": 10.79},
+    ),
+    "vllm_v1_weights_in_gb": (V1_8_GB, {"weights_gib": 15.1749, "kv_tokens": 148096}),
+    "vllm_banner": (
+        V1_BANNER,
+        {"engine_version": "0.17.1rc1.dev126+gbc2c0c86e", "available_kv_gib": 5.69},
+    ),
+    "vllm_consumed": (
+        V1_CONSUMED,
+        {"init_free_gib": 17.06, "activation_peak_gib": 0.27, "cudagraph_gib": 0.78},
     ),
     "sglang_nothing_left": (
         SGLANG_NONE,
