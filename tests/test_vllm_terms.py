@@ -335,3 +335,14 @@ def test_a_format_that_reaches_every_layer_alike_is_sure():
 
     assert weights.size_bytes == pytest.approx(19.4193 * GIB, rel=0.001)  # a start of 0.13 printed
     assert weights.high_bytes - weights.low_bytes < 0.02 * weights.size_bytes
+
+
+def test_a_small_card_of_0_28_takes_what_seven_starts_on_l4_say():
+    """Qwen2.5-7B-AWQ at 0.45 and 0.6: 61,776 and 123,664 tokens; 20,512 at 0.35 were too few."""
+    asked = ["model=qwen25_7b", "quantization=awq", "gpu=l4", "gpu.total_bytes=22.04GiB"]
+    asked += ["engine.version=0.28.0", "max_model_len=32768", "engine.v2_model_runner=true"]
+    part = kvexp.run([*asked, "util=0.6"]).profile.non_torch
+
+    assert part.size_bytes == 290 << 20  # consumed 5.58 GiB, of which 5.29 are weights
+    for util, tokens in ((0.45, 61_776), (0.6, 123_664)):
+        assert kvexp.run([*asked, f"util={util}"]).kv_tokens == pytest.approx(tokens, rel=0.01)

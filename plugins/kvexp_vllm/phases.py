@@ -5,7 +5,7 @@ V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cu
 
     forward      = e T (3 I + k H) + W, on the V2 runner + index buffers of S  (experts: their
                    workspace, not 3 I; 2 I without a gate)
-    embedding    = e H V / n + 2 e H T, with torch.compile on the V2 runner
+    embedding    = e H V / n + 2 e H T, with torch.compile on the V2 runner, of text alone
     attention    = e T (queries, keys, values, their copies, outputs, 2 to 4 H) + W, with the
                    workspace that earlier layers' experts keep; latent attention has latents,
                    queries, outputs, 2 H and the chunked prefill's workspace instead
@@ -72,7 +72,8 @@ def of_tokens(
 ) -> list[Peak]:
     """The peaks of one rank's phases: those after the forward are the last stage's."""
     found = [_forward(deployment, shape, rules, v2_runner=v2_runner)]
-    if shape.pp_rank == 0 and v2_runner and is_compiled(deployment):
+    embeds = shape.pp_rank == 0 and not takes_items(deployment)  # else before what is compiled
+    if embeds and v2_runner and is_compiled(deployment):
         found.append(_embedding(deployment))
     if shape.pp_rank == deployment.pp - 1:
         found += _of_drafts(deployment, rules, v2_runner=v2_runner)
