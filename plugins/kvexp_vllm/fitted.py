@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from kvexp.contract import GIB, MIB, Deployment
+from kvexp_vllm.backends import PROFILED_UNTIL, WORKSPACE_BYTES, is_flashinfer
 from kvexp_vllm.graphs import Captured
 from kvexp_vllm.peaks import FP32_BYTES, is_hopper, workspace_bytes
 from kvexp_vllm.rules import patch_release_of
@@ -173,14 +174,17 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
 def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captured) -> Estimate:
     """The V1 runner's estimate (`profile_cudagraph_memory`).
 
-    The first graph of a kind, which has the workspace and the split outputs, and for each further
+    The first graph of a kind, which has the workspaces and the split outputs, and for each further
     one what the second took of the card, at least 1 MiB. The driver takes memory in large units,
-    so that a second graph may take nothing of it, or more than it needs.
+    so that a second graph may take nothing of it, or more than it needs. The workspace of
+    FlashInfer's kernels, which whole graphs need, may be there already.
     """
     model = deployment.model
     further = sum(len(sizes) - 1 for sizes in (captured.pieces, captured.whole) if sizes)
     rows = min(max(captured.whole, default=0), ESTIMATED_ROWS)
     first = rule["base_mib"] + workspace_bytes(deployment) / MIB + _split_mib(deployment, rows)
+    kernels = WORKSPACE_BYTES / MIB if captured.whole and is_flashinfer(deployment) else 0.0
+    counted = kernels if patch_release_of(deployment.engine_version) < PROFILED_UNTIL else 0.0
     layers = model.num_hidden_layers / deployment.pp
     share = rule["experts_share"] if model.moe is not None else rule["each_share"]
     if model.linear is not None or model.mamba is not None:
@@ -189,8 +193,8 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     unified = UNIFIED_MIB if deployment.gpu.unified_memory else 0
     return Estimate(
         low_bytes=max(0, int((first + further * low - unified) * MIB)),
-        size_bytes=int((first + further * best) * MIB),
-        high_bytes=int((first + rule["first_mib"] + further * most + unified) * MIB),
+        size_bytes=int((first + counted + further * best) * MIB),
+        high_bytes=int((first + kernels + rule["first_mib"] + further * most + unified) * MIB),
         source=_source(rule),
     )
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, count, islice, takewhile
 
 from kvexp.contract import Deployment, InvalidValue, check_count
+from kvexp_vllm.backends import captures_drafts
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 NONE, PIECEWISE, FULL = "none", "piecewise", "full"
@@ -124,6 +125,9 @@ def mode(asked: Asked, rules: VersionRules) -> str:
 def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captured:
     """The graphs of a deployment."""
     chosen = NONE if deployment.enforce_eager else mode(asked, rules)
+    drafts = deployment.speculation is not None
+    if chosen == FULL_AND_PIECEWISE and drafts and not captures_drafts(deployment):
+        chosen = PIECEWISE
     sizes = _sizes(deployment, rules, asked)
     decoding = _decoding(deployment, sizes)
     pieces, whole = _made(chosen, sizes, decoding)
