@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvexp.deployment import Deployment
-from kvexp.dtypes import KvDtype
+from kvexp.dtypes import DType, KvDtype
 from kvexp.engine import CachePlan, RankShape
 from kvexp.errors import InvalidValue
 from kvexp.kv import Plan, PlannerRules, PlanRefusal, PlanRequest, plan_cache
@@ -328,7 +328,7 @@ def _mamba_state(deployment: Deployment) -> MambaSpec:
             (rows, conv),
             (mamba.mamba_n_heads // tp, mamba.mamba_d_head, mamba.mamba_d_state),
         ),
-        dtypes=(deployment.dtype.value, (mamba.state_dtype or deployment.dtype).value),
+        dtypes=_state_dtypes(deployment, mamba.state_dtype),
     )
 
 
@@ -337,21 +337,28 @@ def _linear_state(deployment: Deployment) -> MambaSpec:
     linear, tp = deployment.model.linear, deployment.tp
     assert linear is not None
     heads = linear.linear_num_value_heads // tp
-    state_dtype = (linear.state_dtype or deployment.dtype).value
+    own = linear.state_dtype
+    alone = (own or deployment.dtype).value  # of lightning attention and KDA, not asked for
     state = (heads, linear.linear_value_head_dim, linear.linear_key_head_dim)
     if linear.kind == "lightning":
-        return MambaSpec(
-            block_size=deployment.max_model_len, shapes=(state,), dtypes=(state_dtype,)
-        )
+        return MambaSpec(block_size=deployment.max_model_len, shapes=(state,), dtypes=(alone,))
     conv = (2 * linear.key_size + linear.value_size) // tp
     rows = linear.linear_conv_kernel_dim - 1
+    dtypes = _state_dtypes(deployment, own)
     if linear.kind == "gated_delta_net":
         rows += _num_drafted(deployment)
+    else:
+        dtypes = (dtypes[0], alone)
     return MambaSpec(
-        block_size=deployment.max_model_len,
-        shapes=((rows, conv), state),
-        dtypes=(deployment.dtype.value, state_dtype),
+        block_size=deployment.max_model_len, shapes=((rows, conv), state), dtypes=dtypes
     )
+
+
+def _state_dtypes(deployment: Deployment, own: DType | None) -> tuple[str, str]:
+    """Of convolutions and of states (vLLM `MambaStateDtypeCalculator`)."""
+    asked = deployment.states
+    conv = asked.conv_dtype or deployment.dtype
+    return conv.value, (asked.state_dtype or own or conv).value
 
 
 def _conv_state(deployment: Deployment) -> MambaSpec:
@@ -360,7 +367,7 @@ def _conv_state(deployment: Deployment) -> MambaSpec:
     return MambaSpec(
         block_size=deployment.max_model_len,
         shapes=((model.conv_L_cache - 1, model.hidden_size // deployment.tp),),
-        dtypes=(deployment.dtype.value,),
+        dtypes=((deployment.states.conv_dtype or deployment.dtype).value,),
     )
 
 

@@ -34,6 +34,8 @@ class StateCaching:
     `chunk_size` too; where no layer is attention, they are of `chunk_size` alone.
     `num_checkpoints`: states that mode align keeps beyond two and what is drafted.
     `aligns_drafts`: blocks are made for states with what is drafted, which the layers keep.
+    `conv_dtype` and `state_dtype` of convolutions and states; null for the compute dtype and the
+    model's own.
     """
 
     mode: Literal["none", "align", "all"] = "none"
@@ -41,6 +43,8 @@ class StateCaching:
     chunk_size: int | None = None
     num_checkpoints: int = 0
     aligns_drafts: bool = True
+    conv_dtype: DType | None = None
+    state_dtype: DType | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,8 +65,9 @@ class Vllm(Engine):
     `kv_cache_memory_bytes`, `cudagraph_capture_sizes`, `max_cudagraph_capture_size`,
     `cpu_offload_gb` (GiB a card), `enable_chunked_prefill`, `performance_mode`,
     `enable_prefix_caching`, `mamba_cache_mode` and `mamba_block_size` (how often recurrent states
-    are kept): the engine's own options of these names. `mm_encoder_tp_mode`: `weights` splits
-    encoders over the ranks; `data` has them whole on each rank, which share the items.
+    are kept), `mamba_cache_dtype` and `mamba_ssm_cache_dtype` (auto, float32, bfloat16, float16):
+    the engine's own options of these names. `mm_encoder_tp_mode`: `weights` splits encoders over
+    the ranks; `data` has them whole on each rank, which share the items.
     `share_of_total`: `util` by the name that all engines know, for comparisons.
     """
 
@@ -92,6 +93,8 @@ class Vllm(Engine):
     enable_prefix_caching: bool | None = None
     mamba_cache_mode: str | None = None
     mamba_block_size: int | None = None
+    mamba_cache_dtype: str | None = None
+    mamba_ssm_cache_dtype: str | None = None
     performance_mode: str = defaults.BALANCED
     share_of_total: float | None = None
 

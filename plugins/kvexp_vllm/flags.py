@@ -52,6 +52,8 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "engine.cudagraph_mode=full_and_piecewise": MODES_SINCE,
     "engine.compilation_mode": (0, 6, 5),
     "engine.performance_mode": (0, 17, 0),
+    "engine.mamba_cache_dtype": (0, 10, 2),
+    "engine.mamba_ssm_cache_dtype": (0, 10, 2),
     "engine.mamba_block_size": (0, 11, 1),
     "engine.mamba_cache_mode": (0, 15, 0),
 }
@@ -256,7 +258,8 @@ def _prefix_caching(release: tuple[int, int, int], options: Mapping[str, Any]) -
     asked = options["enable_prefix_caching"]
     if asked is not None and (asked or release >= NO_PREFIX_CACHING_SINCE):
         yield "--enable-prefix-caching" if asked else "--no-enable-prefix-caching"
-    for name in ("mamba_cache_mode", "mamba_block_size"):
+    modes = ("mamba_cache_mode", "mamba_block_size")
+    for name in (*modes, "mamba_cache_dtype", "mamba_ssm_cache_dtype"):
         if options[name] is not None:
             yield f"--{name.replace('_', '-')} {options[name]}"
 

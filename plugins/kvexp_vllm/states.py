@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kvexp.contract import (
     Deployment,
+    DType,
     InvalidValue,
     Knobs,
     Model,
@@ -48,6 +49,8 @@ of most families with one."""
 
 BLACKWELL_HEAD, BLACKWELL_UNIT = 256, 32
 GDN_CHECKPOINT_TOKENS = 64
+DTYPES = {"auto": None, "float32": DType.fp32, "bfloat16": DType.bf16, "float16": DType.fp16}
+"""`MambaDType`; auto is what the model's configuration says, else the compute dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +109,8 @@ class Asked:
     mode: str | None
     block_size: int | None
     chunked: bool | None
+    conv_dtype: DType | None = None
+    state_dtype: DType | None = None
 
 
 def asked(options: Mapping[str, Any]) -> Asked:
@@ -120,6 +125,8 @@ def asked(options: Mapping[str, Any]) -> Asked:
         mode=options["mamba_cache_mode"],
         block_size=options["mamba_block_size"],
         chunked=options["enable_chunked_prefill"],
+        conv_dtype=_dtype("mamba_cache_dtype", options),
+        state_dtype=_dtype("mamba_ssm_cache_dtype", options),
     )
     known = [NONE, *(mode for mode in MODES if mode in rules_of(found.version).modes)]
     if found.mode is not None and found.mode not in known:
@@ -130,6 +137,13 @@ def asked(options: Mapping[str, Any]) -> Asked:
     if found.block_size is not None and found.block_size < 1:
         raise InvalidValue(f"engine.mamba_block_size must be at least 1, got {found.block_size}")
     return found
+
+
+def _dtype(name: str, options: Mapping[str, Any]) -> DType | None:
+    asked = options[name] or "auto"
+    if asked not in DTYPES:
+        raise InvalidValue(f"engine.{name} must be one of {', '.join(DTYPES)}, got {asked!r}")
+    return DTYPES[asked]
 
 
 def rules_of(version: str) -> StateRules:
@@ -168,6 +182,8 @@ def caching(
         chunk_size=_chunk_size(model, options.block_size) if mode != NONE else None,
         num_checkpoints=checkpoints,
         aligns_drafts=model.mamba is None or model.architecture in DRAFTED_ALIGNED,
+        conv_dtype=options.conv_dtype,
+        state_dtype=options.state_dtype,
     )
 
 

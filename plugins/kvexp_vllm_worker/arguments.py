@@ -82,6 +82,8 @@ _UNSET = (
     "enable_prefix_caching",
     "mamba_cache_mode",
     "mamba_block_size",
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
 )
 """Options that are null where vLLM decides."""
 

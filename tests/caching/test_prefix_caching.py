@@ -226,3 +226,40 @@ def test_the_profiler_gives_the_engine_the_same_options():
     given = engine_arguments(deployment, run.engine)
     assert {name: given[name] for name in options} == options
     assert not set(options) & set(engine_arguments(deployment, Vllm()))
+
+
+STATES = {  # of GDN: 3 rows of 2 * 2048 + 6144, 48 states of 128 x 128; bytes of each element
+    "auto is the model's own": ([], (2, 4)),
+    "states alone": (["engine.mamba_ssm_cache_dtype=bfloat16"], (2, 2)),
+    "both": (["engine.mamba_cache_dtype=float32"], (4, 4)),
+    "said again": (["engine.mamba_ssm_cache_dtype=float32"], (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_states_have_the_dtype_that_is_asked_for(name):
+    """Qwen3.5-27B and an fp8 cache: blocks of 1,568 tokens, of 800 with states in 16 bits."""
+    options, (conv, state) = STATES[name]
+    result = counted("model=qwen35_27b", "kv_dtype=fp8", "engine.version=0.26.0", *options)
+
+    size = conv * 3 * (2 * 2048 + 6144) + state * 48 * 128 * 128
+    assert result.block_size == 16 * -(-size // (16 * 2 * 4 * 256))
+    flags = [option.removeprefix("engine.").replace("_", "-").split("=") for option in options]
+    assert all(f"--{flag} {value}" in result.effective["flags"] for flag, value in flags)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["engine.mamba_cache_dtype=fp8"], "must be one of auto, float32, bfloat16, float16"),
+        (
+            ["engine.version=0.10.0", "engine.mamba_ssm_cache_dtype=float32"],
+            "needs vLLM 0.10.2 or newer",
+        ),
+    ],
+)
+def test_a_dtype_of_states_that_there_is_not_is_refused(options, words):
+    result = run("model=granite4_h_1b", *options)
+
+    assert result.status is Status.invalid
+    assert words in result.reason

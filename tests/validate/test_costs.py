@@ -48,6 +48,8 @@ SAMPLES = {  # values that are not the defaults
     "enable_prefix_caching": "enable_prefix_caching",
     "mamba_cache_mode": "mamba_cache_mode=align",
     "mamba_block_size": "mamba_block_size=512",
+    "mamba_cache_dtype": "mamba_cache_dtype=float32",
+    "mamba_ssm_cache_dtype": "mamba_ssm_cache_dtype=bfloat16",
     "cuda_graph_sizes": "cuda_graph_sizes=[1, 2]",
     "cudagraph_capture_sizes": "cudagraph_capture_sizes=[1, 2]",
     "max_cudagraph_capture_size": "max_cudagraph_capture_size=8",
