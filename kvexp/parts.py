@@ -225,7 +225,8 @@ class Encoder:
     by windows; `copies_projections`: those are copied first (GLM).
     `deepstack_layers`: outputs of so many layers go into the decoder's first layers beside the last
     one's. `one_hot_positions`: rows of the table that each side of a position is looked up in, by
-    older transformers with one-hot rows of it (Gemma 4).
+    older transformers with one-hot rows of it (Gemma 4). `looks_ahead`: positions of an item look
+    at later ones in the decoder, so that it is in one step (`use_bidirectional_attention`).
     """
 
     tokens_per_item: int = MISSING
@@ -252,6 +253,7 @@ class Encoder:
     copies_projections: bool = False
     deepstack_layers: int = 0
     one_hot_positions: int = 0
+    looks_ahead: bool = False
 
     def splits_heads(self, n: int) -> bool:
         """Whether `n` ranks share its attention; otherwise each of them has all of it."""

@@ -248,3 +248,33 @@ def test_a_projection_takes_no_more_than_its_items_and_their_outputs():
 
     more = videos.profile.activation_bytes - none.profile.activation_bytes
     assert more == pytest.approx(held, rel=0.01)
+
+
+def test_gemma4_takes_an_item_in_one_step():
+    """A start of 0.25.1 on an L40S: 12.75 GiB are 321,600 tokens, 9.81 requests of 32,768."""
+    asked = ["model=gemma4_26b_a4b", "gpu=l40s", "max_model_len=32768", "quantization=fp8"]
+    asked += ["util=0.92", "engine.version=0.25.1", "engine.kv_cache_memory_bytes=12.75GiB"]
+    found = kvexp.run(asked)
+
+    assert found.effective["max_num_batched_tokens"] == 32 * 78
+    assert found.max_concurrency == pytest.approx(9.81, abs=0.01)
+    assert found.kv_tokens == pytest.approx(321_600, rel=0.001)
+    assert kvexp.run([*asked, "gpu=h100"]).effective["max_num_batched_tokens"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("overrides", "least"),
+    [
+        ("model=gemma4_26b_a4b engine.version=0.20.0", 2496),
+        ("model=gemma4_31b engine.version=0.26.0 max_num_batched_tokens=2048", 2496),
+        ("model=gemma4_31b engine.version=0.20.0 mm.limits.video=0", None),
+        ("model=gemma4_e4b engine.version=0.20.0", None),
+        ("model=gemma4_26b_a4b engine.version=0.19.0", None),
+    ],
+)
+def test_less_than_an_item_is_refused(overrides, least):
+    """`max_tokens_per_mm_item (2496) is larger than max_num_batched_tokens (2048)` of 0.20."""
+    found = kvexp.run(["gpu=rtx_a6000", *overrides.split(), "util=0.95", "max_model_len=8192"])
+
+    said = found.reason or ""
+    assert (f"must be at least {least}" in said) == (least is not None)

@@ -131,7 +131,8 @@ def test_the_encoder_of_a_catalogue_entry_has_the_sizes_of_its_config(name):
     stated = decoder_facts(config, path, [], {})["encoder"]
 
     (point,) = compose_points([f"model={name}", "gpu=h200"])
-    assert point.run.model.encoder == stated
+    ahead = name == "gemma4_26b_a4b"  # what was measured did not say so, the checkpoint does
+    assert point.run.model.encoder == replace(stated, looks_ahead=ahead)
 
 
 def test_keys_of_short_sequences_are_split_as_they_were_on_an_h200():

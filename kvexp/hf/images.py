@@ -75,6 +75,7 @@ def encoder(config: Section) -> Encoder | None:
         copies_projections=kind.startswith("glm4v"),
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
         one_hot_positions=_one_hot_positions(tower) if kind == "gemma4" else 0,
+        looks_ahead=config.text("use_bidirectional_attention") == "vision",
     )
 
 

@@ -35,14 +35,15 @@ def batch_defaults(
     max_model_len: int,
     chunked: bool | None = None,
     times: int = 1,
+    of_item: tuple[int, int] = (0, 0),
 ) -> tuple[int, int]:
     """(max_num_batched_tokens, max_num_seqs): what is given, or what the version takes.
 
     `chunked`: whether prompts are split (`enable_chunked_prefill`), None for the version's choice;
-    `times` the defaults (`performance_mode`).
+    `times` the defaults (`performance_mode`). `of_item`: see `multimodal.least_tokens`.
 
     Raises:
-        InvalidValue: fewer tokens than requests, or than a prompt that is not split.
+        InvalidValue: fewer tokens than requests, or than a prompt or an item that is not split.
     """
     asked_tokens, asked_seqs = knobs.max_num_batched_tokens, knobs.max_num_seqs
     large = _is_large(knobs, rules)
@@ -54,6 +55,7 @@ def batch_defaults(
         tokens = times * _v1_tokens(knobs, rules, usage, large=large)
         if chunked is False and rules.may_not_chunk:
             tokens = max(tokens, max_model_len)
+        tokens = max(tokens, of_item[1])
     if asked_tokens is None and rules.caps_tokens:
         tokens = min(seqs * max_model_len, tokens)
     if asked_seqs is None and rules.caps_seqs:
@@ -71,6 +73,11 @@ def batch_defaults(
         raise InvalidValue(
             f"max_num_batched_tokens must be at least max_model_len ({max_model_len}) with"
             f" engine.enable_chunked_prefill=false, got {tokens}"
+        )
+    if tokens < of_item[0]:
+        raise InvalidValue(
+            f"max_num_batched_tokens must be at least {of_item[0]}, which an item of"
+            f" {knobs.model.name} takes in one step, got {tokens}"
         )
     return tokens, seqs
 

@@ -161,7 +161,7 @@ class Vllm(Engine):
         quantization = terms.weight_format(knobs)
         kv_dtype = kv_formats.resolve(knobs, dtype, self.version)
         skipped = kv_formats.skip_layers(knobs.model, kv_dtype)
-        length = defaults.max_model_len(knobs)
+        length, limits = defaults.max_model_len(knobs), multimodal.limits(knobs, rules)
         tokens, seqs = defaults.batch_defaults(
             knobs,
             rules,
@@ -169,6 +169,7 @@ class Vllm(Engine):
             length,
             self.enable_chunked_prefill,
             times=2 if self.performance_mode == defaults.THROUGHPUT else 1,
+            of_item=multimodal.least_tokens(knobs.model, limits, self.version),
         )
         speculation.check_batch(drafts, tokens, seqs, lora=adapters is not None)
         if not knobs.enforce_eager:
@@ -199,7 +200,7 @@ class Vllm(Engine):
             pp_partition=tuple(knobs.pp_partition) if knobs.pp_partition else None,
             lora=adapters,
             speculation=drafts,
-            mm_limits=multimodal.limits(knobs, rules),
+            mm_limits=limits,
             enforce_eager=knobs.enforce_eager or graphs.is_eager(self._graphs, rules),
             compiled=graphs.compiles(self._graphs, rules),
             auto_fit=knobs.max_model_len == AUTO_FIT,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from kvexp.contract import Deployment, InvalidValue, Knobs, Model
-from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.rules import VersionRules, patch_release_of
 
 _VIDEO = re.compile(
     r"VL|Omni|Intern|Glm4v|GlmOcr|LlavaNextVideo|LlavaOnevision|Gemma4|Qwen3_5|Exaone4_5|Molmo2"
@@ -23,6 +23,8 @@ _MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|G
 
 
 ENCODER_MODES = ("weights", "data")
+WHOLE_ITEMS_SINCE, RAISED_SINCE = (0, 20, 0), (0, 22, 0)
+"""An item of Gemma 4 in one step (`is_mm_prefix_lm`), and defaults that are enough for it."""
 
 
 def has_mrope(model: Model) -> bool:
@@ -59,6 +61,20 @@ def limits(knobs: Knobs, rules: VersionRules) -> Mapping[str, int]:
     if model.cross_attention:  # a prompt has one audio, whatever is asked
         return dict.fromkeys(known, 1)
     return {name: asked.get(name, rules.mm_limit) for name in known}
+
+
+def least_tokens(model: Model, limits: Mapping[str, int], version: str) -> tuple[int, int]:
+    """What an item that must be in one step needs: (at least, and what a default is raised to).
+
+    An image, or a video where a request may hold one: 32 frames of Gemma 4 are 2,496 tokens.
+    """
+    encoder, release = model.encoder, patch_release_of(version)
+    if encoder is None or not encoder.looks_ahead or release < WHOLE_ITEMS_SINCE:
+        return 0, 0
+    video = encoder.video_items * encoder.frame_tokens
+    sizes = {"image": encoder.tokens_per_item, "video": video}
+    needed = max((size for name, size in sizes.items() if limits.get(name, 0)), default=0)
+    return needed, max(sizes.values()) if release >= RAISED_SINCE else 0
 
 
 def check_encoder_mode(mode: str) -> None:

@@ -141,3 +141,12 @@ def test_an_unknown_type_has_a_note_and_no_encoder():
 
     assert decoder_facts(config, "text_config", notes, {})["encoder"] is None
     assert "model_type another: no rule for the size of images" in notes
+
+
+@pytest.mark.parametrize(("said", "ahead"), [("vision", True), (None, False)])
+def test_positions_of_an_item_look_ahead_where_the_text_config_says_so(said, ahead):
+    kind, around, vision, _ = ITEMS["gemma 4"]
+    text = {**QWEN3, "use_bidirectional_attention": said}
+    config = {"model_type": kind, **around, "text_config": text, "vision_config": vision}
+
+    assert decoder_facts(config, "text_config", [], {})["encoder"].looks_ahead is ahead
