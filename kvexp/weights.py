@@ -308,14 +308,20 @@ def bytes_by_module(model: Model, quantization: Quantization | None) -> dict[str
     return sizes
 
 
-def bytes_at(model: Model, bits: float) -> int:
-    """Bytes of the whole model with so many bits an element of matrices and tables, as in GGUF.
+def bytes_at(model: Model, bits: float, *, tables: bool = True) -> int:
+    """Bytes of the whole model with so many bits an element of matrices and the head.
 
-    Norms, biases, routers and encoders keep the dtype, experts in a format of their own that.
+    In GGUF files of other tables too. Norms, biases, routers and encoders keep the dtype, experts
+    in a format of their own that.
     """
     tensors = [tensor for _, tensor in _whole(model, None)]
     item = model.torch_dtype.itemsize_bytes
-    packed = [t for t in tensors if t.role in ("linear", "embedding") and t.itemsize_bytes == item]
+    packed = [
+        t
+        for t in tensors
+        if t.itemsize_bytes == item
+        and (t.role == "linear" or (t.role == "embedding" and (tables or t.name == "lm_head")))
+    ]
     elements = sum(tensor.numel for tensor in packed)
     kept_bytes = sum(tensor.size_bytes for tensor in tensors) - elements * item
     return kept_bytes + int((elements - _padding(model, 1)) * bits / 8)

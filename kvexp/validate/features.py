@@ -49,12 +49,25 @@ _DFLASH: Mapping[str, Any] = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
+_DFLASH_OF_2048: Mapping[str, Any] = {"num_hidden_layers": 8, "num_key_value_heads": 4}
+"""What z-lab/Qwen3.6-35B-A3B-DFlash has instead, whose MLP is 6,144 wide too (0.88 GiB)."""
+
+_DFLASH_WIDTH, _DFLASH_MLP = 2048, 6144
 _DFLASH_TOKENS = 7
 """Drafted tokens where nothing says how many: those of syvai/Qwen3.8-27B-DFlash2."""
 
 _WINDOWS: Mapping[str, Any] = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048}
 """What a DFlash2 draft has instead: a token of Qwen3.6-27B takes the bytes of 25 layers beside a
 DFlash draft (noonghunna/club-3090#46), one of Qwen3.8-27B those of 20 beside DFlash2 (#1084)."""
+
+_EAGLE3: Mapping[str, Any] = {
+    "architecture": "Eagle3LlamaForCausalLM",
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "draft_vocab_size": 32000,
+}
 
 _ADAPTERS = re.compile(r"lora enabled", re.IGNORECASE)
 DRAFT_IN_WORDS = re.compile(
@@ -197,6 +210,9 @@ def _drafts(flags: Flags, found: Asked, draft: Callable[[str], Model | None]) ->
         if model is None and (method == "dflash" or "dflash" in name.lower()):
             _unknown_dflash(name, words, config, found)
             return
+        if model is None and "eagle3" in f"{method} {name}".lower():
+            _unknown_eagle3(name, words, config, found)
+            return
         if model is None:
             found.notes.append(f"other_flags: no rule for {words!r}: {name!r} is in no catalogue")
             return
@@ -224,23 +240,54 @@ def _unknown_dflash(name: str, words: str, config: Mapping[str, Any], found: Ask
     count = tokens if _is_count(tokens) else _DFLASH_TOKENS
 
     def apply(run: Run) -> Run:
-        served = run.model
+        served, windowed = run.model, "dflash2" in name.lower()
+        slim = served.hidden_size == _DFLASH_WIDTH and not windowed
         draft = Model(
             name="dflash_draft",
             hf_id=name,
             hidden_size=served.hidden_size,
-            intermediate_size=6 * served.hidden_size // 5,
+            intermediate_size=_DFLASH_MLP if slim else 6 * served.hidden_size // 5,
             vocab_size=served.vocab_size,
             max_position_embeddings=served.max_position_embeddings,
             tie_word_embeddings=False,
             torch_dtype=served.torch_dtype,
-            **_DFLASH,
-            **(_WINDOWS if "dflash2" in name.lower() else {}),
+            **{**_DFLASH, **(_DFLASH_OF_2048 if slim else {})},
+            **(_WINDOWS if windowed else {}),
         )
         asked = Speculative(method="dflash", model=draft.name, num_tokens=count, draft=draft)
         return replace(run, speculative=asked)
 
-    found.notes.append(f"other_flags: {name!r} drafts with {_DFLASH['num_hidden_layers']} layers")
+    found.notes.append(f"other_flags: {name!r} counted with the layers of z-lab's drafts")
+    found.features.append(Feature(words=words, apply=apply))
+
+
+def _unknown_eagle3(name: str, words: str, config: Mapping[str, Any], found: Asked) -> None:
+    """An EAGLE3 draft that is no entry: one layer of the served model's width, 32,000 words."""
+    tokens = config.get("num_speculative_tokens")
+
+    def apply(run: Run) -> Run:
+        served = run.model
+        draft = Model(
+            name="eagle3_draft",
+            hf_id=name,
+            hidden_size=served.hidden_size,
+            intermediate_size=served.intermediate_size or 4 * served.hidden_size,
+            vocab_size=served.vocab_size,
+            max_position_embeddings=served.max_position_embeddings,
+            tie_word_embeddings=False,
+            torch_dtype=served.torch_dtype,
+            num_attention_heads=served.hidden_size // 128,
+            **_EAGLE3,
+        )
+        asked = Speculative(
+            method="eagle3",
+            model=draft.name,
+            num_tokens=tokens if _is_count(tokens) else None,
+            draft=draft,
+        )
+        return replace(run, speculative=asked)
+
+    found.notes.append(f"other_flags: {name!r} counted as one layer of the model's width")
     found.features.append(Feature(words=words, apply=apply))
 
 

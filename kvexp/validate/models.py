@@ -31,6 +31,8 @@ _ANOTHER_SHAPE = re.compile(
 )
 """Words of a repository whose layers are no longer those of the model it was made from."""
 _SHORTEST_NAME = 6
+_BITS = re.compile(r"(?<![\d.])(\d\.\d+)[-_ ]?(?:bits?|bpw)\b")
+"""Bits of an element on average, where a repository mixes formats: `4.75bit`."""
 
 _FORMATS: tuple[tuple[str, Quantization], ...] = (
     (r"nvfp4", Quantization.nvfp4),
@@ -48,7 +50,8 @@ _FORMATS: tuple[tuple[str, Quantization], ...] = (
 class Named:
     """What a text names: an option of the group `model`, and the format of its weights.
 
-    `gguf` is the type of a GGUF file, F16 where its name does not say; `text_only` means the
+    `gguf` is the type of a GGUF file, F16 where its name does not say; `bits` are those of an
+    element on average where formats are mixed; `text_only` means the
     decoder of a multimodal model; `within` is the known name that a longer one contains. `stored`,
     `experts` and `kv_cache_scheme` are those of `ids.Known`.
     """
@@ -57,6 +60,7 @@ class Named:
     quantization: Quantization | None = None
     kv_dtype: KvDtype | None = None
     gguf: str | None = None
+    bits: float | None = None
     text_only: bool = False
     within: str | None = None
     stored: QuantizationConfig | None = None
@@ -116,6 +120,9 @@ class Catalogue:
                 option = self._in_names.get((name, sizes))
                 if option is None or not _is_no_accident(name) or _identity(rest)[1] - sizes:
                     continue
+                bits = _BITS.search(lower)
+                if bits is not None:
+                    return Named(option, bits=float(bits[1]), within="-".join(run))
                 return Named(option, format_of("-".join(rest)), within="-".join(run))
         return None
 

@@ -303,6 +303,9 @@ class _Draft:
         if kind is not None:
             self._gguf(kind)
             return
+        if named.bits is not None:
+            self._packed(named.bits, "the name's format", tables=False)
+            return
         method = named.quantization or models.format_of(text)
         if text and method is None:
             self.notes.append(f"quantization: no rule for {text!r}, the checkpoint's own instead")
@@ -328,14 +331,19 @@ class _Draft:
 
     def _gguf(self, kind: str) -> None:
         """A GGUF file instead of the checkpoint: as many bytes as its type packs elements into."""
-        self.model["quantization_config"] = None
         bits = gguf.bits_of(kind)
         if bits is None:
+            self.model["quantization_config"] = None
             self.notes.append(f"quantization: no rule for GGUF's {kind}, the compute dtype instead")
             return
+        self._packed(bits, f"GGUF's {kind}", tables=True)
+
+    def _packed(self, bits: float, of: str, *, tables: bool) -> None:
+        """Matrices, and tables, of so many bits an element instead of the checkpoint's."""
+        self.model["quantization_config"] = None
         packed = replace(self.known, **self.model)
-        self.model["checkpoint_bytes"] = weights.bytes_at(packed, bits)
-        self.notes.append(f"quantization: GGUF's {kind} counted as {bits:g} bits an element")
+        self.model["checkpoint_bytes"] = weights.bytes_at(packed, bits, tables=tables)
+        self.notes.append(f"quantization: {of} counted as {bits:g} bits an element")
 
     def length(self) -> None:
         """A length beyond the model's own is allowed to whoever insists."""

@@ -165,8 +165,25 @@ def test_a_dflash_draft_of_no_catalogue_has_five_layers(dtype, max_model_len, to
 
     prediction = predict(log)
 
-    assert f"other_flags: {draft!r} drafts with 5 layers" in prediction.assumptions
+    note = f"other_flags: {draft!r} counted with the layers of z-lab's drafts"
+    assert note in prediction.assumptions
     assert prediction.values["kv_tokens"].best == pytest.approx(tokens, rel=0.03)
+
+
+def test_an_eagle3_draft_of_no_catalogue_has_one_layer():
+    asked = {"method": "eagle3", "model": "someone/llama-speculator", "num_speculative_tokens": 3}
+    flags = f"speculative_config={json.dumps(asked)}"
+    served = KNOWN.model("llama31_8b")
+    width, mlp = served.hidden_size, served.intermediate_size
+    attention = 2 * width * (4096 + 1024) + 2 * 4096 * width  # of two inputs, but for the output
+    elements = attention - width * 4096 + 3 * width * mlp + 3 * width * width + 32000 * width
+
+    without = predict(LLAMA).values["weights_bytes"].best
+    both = predict(replace(LLAMA, other_flags=flags)).values["weights_bytes"].best
+    run = request_with(flags).run
+    assert (run.speculative.method, run.speculative.num_tokens) == ("eagle3", 3)
+    assert both - without == pytest.approx(2 * elements, rel=0.1)
+    assert "'someone/llama-speculator' counted as one layer" in " ".join(notes_of(flags))
 
 
 @pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp"])

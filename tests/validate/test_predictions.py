@@ -91,6 +91,10 @@ def run_of(inputs):
             "huihui-ai/Huihui-gpt-oss-20b-mxfp4-abliterated-v2",
             Named("gpt_oss_20b", Quantization.mxfp4, within="gpt-oss-20b"),
         ),
+        (
+            "rdtand/Qwen3.6-35B-A3B-PrismaQuant-4.75bit-vllm",
+            Named("qwen35_35b_a3b", bits=4.75, within="qwen3.6-35b-a3b"),
+        ),
         ("cerebras/Qwen3-Coder-REAP-25B-A3B-FP8", None),  # experts were pruned
         ("Qwen3.5/3.6-35B-A3B NVFP4 class", Named("qwen35_35b_a3b", Quantization.nvfp4)),
         ("Qwen/Qwen2-58B-A14B-Instruct", None),  # no Qwen2.5-7B, for all its letters
@@ -322,6 +326,25 @@ def test_a_gguf_file_takes_what_its_type_packs(named):
 
     assert values["weights_bytes"].best == pytest.approx(3.26 * GIB, rel=0.02)
     assert values["num_blocks"].best == pytest.approx(1395, rel=0.01)
+
+
+def test_a_mixed_format_has_the_bits_of_its_name_and_the_draft_its_layers():
+    """21.91 GiB of weights in a public log, of which a DFlash draft's checkpoint is 0.88."""
+    inputs = Inputs(
+        id="mixed",
+        engine="vllm",
+        engine_version="0.22.0 (V1)",
+        model="rdtand/Qwen3.6-35B-A3B-PrismaQuant-4.75bit-vllm",
+        gpu="DGX Spark GB10",
+        quantization="compressed-tensors",
+        other_flags='speculative_config={"method": "dflash",'
+        ' "model": "z-lab/Qwen3.6-35B-A3B-DFlash", "num_spec_tokens": 6}',
+    )
+    alone = predict(replace(inputs, other_flags=None)).values["weights_bytes"].best
+    both = predict(inputs).values["weights_bytes"].best
+
+    assert both == pytest.approx(21.91 * GIB, rel=0.005)
+    assert 0.88 * GIB < both - alone < 1.01 * GIB  # with the rotary cache
 
 
 def test_a_start_is_predicted_with_all_its_values():
