@@ -346,3 +346,22 @@ def test_a_small_card_of_0_28_takes_what_seven_starts_on_l4_say():
     assert part.size_bytes == 290 << 20  # consumed 5.58 GiB, of which 5.29 are weights
     for util, tokens in ((0.45, 61_776), (0.6, 123_664)):
         assert kvexp.run([*asked, f"util={util}"]).kv_tokens == pytest.approx(tokens, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "version", "printed"),
+    [
+        ("gpt_oss_20b", "a100_80gb", "0.19.0", 13.72),
+        ("gpt_oss_20b", "gb10", "0.13.0", 13.7193),
+        ("gpt_oss_20b", "l40s", "0.11.0", 13.7164),  # index id 57930693160
+        ("gpt_oss_120b", "h100", "0.10.1", 65.9651),  # vllm-project/vllm#23278
+        ("gpt_oss_120b", "h100", "0.14.1", 64.38),  # vllm-project/vllm#33155
+        ("gpt_oss_20b", "h100", "0.14.0", 13.47),
+        ("gpt_oss_20b", "h100", "0.19.0", 13.64),
+    ],
+)
+def test_experts_of_gpt_oss_are_padded_for_the_kernel_that_runs_them(model, card, version, printed):
+    """Marlin's off Hopper and B200, and there too before the wheel had Triton's (0.12)."""
+    found = kvexp.run([f"model={model}", f"gpu={card}", f"engine.version={version}"])
+
+    assert found.profile.weights_bytes == pytest.approx(printed * GIB, rel=0.001)

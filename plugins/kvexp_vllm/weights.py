@@ -26,7 +26,7 @@ from kvexp.contract import (
 from kvexp_vllm import lora, multimodal, stages, step_buffers
 from kvexp_vllm import speculation as speculative
 from kvexp_vllm.offload import Offloader
-from kvexp_vllm.rules import VersionRules
+from kvexp_vllm.rules import VersionRules, patch_release_of
 
 SPLIT_LIMIT_BYTES = 20 * MIB
 ATTENTION_SCALES = 4  # one-element fp32 buffers of an attention layer: q, k, v, prob
@@ -35,7 +35,11 @@ COMPRESSING = ("compressed_sparse_attention", "heavily_compressed_attention")
 CACHELESS = ("mamba", "linear_attention", "conv", "mlp")  # kinds of layers without attention
 FP8_EXTRA_BYTES = 32 * MIB  # seen with fp8 KV (llama3-8b) and with fp8 weights (llama3.1-8b)
 MXFP4_BYTES = 17 / 32  # of an element: half a byte, and one of scale for each 32
-MXFP4_PADDING = 0.07  # two cases, 0.06 and 0.08
+MXFP4_PADDING, MXFP4_PADDING_SINCE = (0.0585, 0.077), (0, 15, 0)
+"""Of Triton's kernels: 13.47 and 64.38 GiB of gpt-oss under 0.14, 13.64 of 20B under 0.19."""
+
+MARLIN_WIDTH, MARLIN_HIDDEN = 128, 256  # multiples that its kernel for mxfp4 takes
+TRITON_SINCE = (0, 12, 0)  # the wheel has Triton's kernels, which Hopper and B200 then take
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 
@@ -161,6 +165,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     limited = options.rules.load_split_limit
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
     extra += beyond + _unread_projections_bytes(deployment, layers)
+    extra += _marlin_bytes(deployment, share, shape.num_layers)
     return Loaded(
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
@@ -389,7 +394,7 @@ def _extra_bytes(deployment: Deployment, shape: RankShape) -> int:
 def _copies_bytes(deployment: Deployment, shape: RankShape) -> int:
     """What loading left beside the tensors before 0.21, from start-up logs of 0.11 to 0.19.
 
-    MLA keeps its up-projection twice, in the order of both of its uses; the mxfp4 kernels pad the
+    MLA keeps its up-projection twice, in the order of both of its uses; Triton's kernels pad mxfp4
     experts further.
     """
     model, extra = deployment.model, 0
@@ -397,8 +402,40 @@ def _copies_bytes(deployment: Deployment, shape: RankShape) -> int:
         heads = model.num_attention_heads // deployment.tp
         up = heads * (model.mla.qk_nope_head_dim + model.mla.v_head_dim) * model.mla.kv_lora_rank
         extra += up * deployment.dtype.itemsize_bytes * shape.num_layers
-    if model.moe is not None and model.moe.format == "mxfp4":
+    if model.moe is not None and model.moe.format == "mxfp4" and not _is_marlin(deployment):
         width = model.moe.moe_intermediate_size // deployment.tp
         elements = 3 * model.moe.num_experts * width * model.hidden_size * shape.num_layers
-        extra += int(elements * MXFP4_BYTES * MXFP4_PADDING)
+        newer = patch_release_of(deployment.engine_version) >= MXFP4_PADDING_SINCE
+        extra += int(elements * MXFP4_BYTES * MXFP4_PADDING[newer])
     return extra
+
+
+def _is_marlin(deployment: Deployment) -> bool:
+    """Whether Marlin's kernel runs mxfp4 experts (`get_mxfp4_backend`)."""
+    chip = (deployment.gpu.compute_capability or "9.0").partition(".")[0]
+    bundled = patch_release_of(deployment.engine_version) >= TRITON_SINCE
+    return chip not in ("9", "10") or (chip == "9" and not bundled)
+
+
+def _marlin_bytes(deployment: Deployment, share: Slice, num_layers: int) -> int:
+    """What padding experts of gpt-oss for Marlin adds: 2,880 to 2,944 and 3,072.
+
+    20B takes 13.72 GiB on A100, GB10 and H100 alike, 120B 65.97 on H100 (0.10.1).
+    """
+    moe = deployment.model.moe
+    if moe is None or moe.format != "mxfp4" or not moe.bias or not _is_marlin(deployment):
+        return 0
+    width, hidden = moe.moe_intermediate_size, deployment.model.hidden_size
+    count = moe.num_experts // share.ep
+    if share.ep == 1:
+        width //= share.expert_tp or share.tp
+    own = _up(width, weights.MXFP4_WIDTH)
+    rows, columns = _up(width, MARLIN_WIDTH), _up(hidden, MARLIN_HIDDEN)
+    scales = _up(2 * own, 256) * _up(hidden // 32, 4) + _up(hidden, 256) * _up(own // 32, 4)
+    counted = 3 * own * hidden // 2 + scales + 4 * (2 * own + hidden)
+    padded = int(3 * rows * columns * MXFP4_BYTES) + 2 * (2 * rows + columns)
+    return count * num_layers * (padded - counted)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
