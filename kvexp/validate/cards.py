@@ -21,6 +21,7 @@ _SAME_MEMORY = {
     "a10": "a10g",
     "gb200": "b200",
     "gb300": "b300",
+    "mi350x": "mi355x",
 }
 _LEFT_OUT = {"rtx"}  # of names such as 3090
 _WINDOWS = {"wsl", "wsl2"}

@@ -83,11 +83,20 @@ def test_a_models_own_layers_count_where_its_path_is_given_again(path, layers):
 
 
 def test_a_draft_that_is_in_no_catalogue_is_named():
+    flags = "--speculative-algorithm EAGLE --speculative-draft-model-path a/b-eagle"
+    request = request_with(flags)
+
+    assert any("'a/b-eagle' is in no catalogue" in note for note in request.assumptions)
+    assert not request.run.speculative.is_asked
+
+
+def test_an_eagle3_draft_that_is_in_no_catalogue_has_one_layer():
     flags = "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/b-eagle3"
     request = request_with(flags)
 
-    assert any("'a/b-eagle3' is in no catalogue" in note for note in request.assumptions)
-    assert not request.run.speculative.is_asked
+    assert drafted(request)[0] == "eagle3"
+    assert request.run.speculative.draft.num_hidden_layers == 1
+    assert any("'a/b-eagle3' counted as one layer" in note for note in request.assumptions)
 
 
 @pytest.mark.parametrize(
