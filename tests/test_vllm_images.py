@@ -278,3 +278,14 @@ def test_less_than_an_item_is_refused(overrides, least):
 
     said = found.reason or ""
     assert (f"must be at least {least}" in said) == (least is not None)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "printed"),
+    [("glm_ocr", "0.17.0", 2.2), ("dots_ocr", "0.10.0", 5.7174)],
+)
+def test_weights_of_two_that_read_pages(model, version, printed):
+    """GLM-OCR's rotary table has four times its positions, as of all with a place in an image."""
+    found = kvexp.run([f"model={model}", "gpu=l4", f"engine.version={version}", "util=0.95"])
+
+    assert found.profile.weights_bytes == pytest.approx(printed * GIB, rel=0.001)

@@ -18,7 +18,7 @@ _VIDEO = re.compile(
 """Classes whose vision tower serves videos too."""
 
 
-_MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|Glm4v|Keye")
+_MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|Glm4v|GlmOcr|Keye")
 """Classes whose positions have a time, a height and a width (`MRotaryEmbedding`)."""
 
 
