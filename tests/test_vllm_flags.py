@@ -68,7 +68,9 @@ def test_flags_have_the_releases_names(name):
     assert line(f"engine.version={version}", f"engine.{option}").endswith(f" {flag}")
 
 
-@pytest.mark.parametrize("option", ["async_scheduling=false", "v2_model_runner=false"])
+@pytest.mark.parametrize(
+    "option", ["async_scheduling=false", "v2_model_runner=false", "estimate_cudagraphs=false"]
+)
 def test_what_a_release_does_not_have_is_not_turned_off(option):
     assert line("engine.version=0.9.2", f"engine.{option}") == line("engine.version=0.9.2")
 

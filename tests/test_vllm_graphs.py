@@ -279,3 +279,23 @@ def test_flashinfers_kernels_capture_no_drafts_off_compute_capability_10():
     assert size("kv_dtype=fp8") == size("kv_dtype=fp8", pieces)
     assert size("kv_dtype=bf16") > size("kv_dtype=bf16", pieces)
     assert size("gpu=b200", "kv_dtype=fp8") > size("gpu=b200", "kv_dtype=fp8", pieces)
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "estimates"),
+    [
+        ("0.26.0", "null", True),
+        ("0.26.0", "false", False),
+        ("0.19.0", "null", False),
+        ("0.19.0", "true", True),
+    ],
+)
+def test_the_estimate_is_subtracted_where_the_release_or_its_variable_says_so(
+    version, asked, estimates
+):
+    options = ["model=qwen3_30b_a3b", f"engine.version={version}"]
+    found = kvexp.run([*options, "gpu=h200", f"engine.estimate_cudagraphs={asked}"])
+
+    assert (found.profile.cudagraph.size_bytes > 0) is estimates
+    named = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS" in found.effective["flags"]
+    assert named is (asked != "null")

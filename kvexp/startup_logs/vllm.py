@@ -15,6 +15,11 @@ VLLM = Dialect(
         Line(r"█ +version (?P<engine_version>\d\S*)"),
         Line(r"vllm==(?P<engine_version>\d\S*)"),
         Line(r"VLLM_USE_V2_MODEL_RUNNER=['\"]?(?P<v2_model_runner>[01])", precedes=True),
+        Line(  # as set, not as the engine speaks of it
+            r"(?<!set )(?<![\w(])VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS="
+            r"['\"]?(?P<estimate_cudagraphs>[01])['\"]?(?=[\s\\]|$)",
+            precedes=True,
+        ),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
         Line(r"device_name=(?P<gpu>[\w-]+)(?:,|\.json)"),
         Line(

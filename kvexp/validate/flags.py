@@ -16,6 +16,12 @@ _SAID = re.compile(rf"^no_|(?:{'|'.join((*_ON, *_OFF))})$")
 _GROUPS = ("compilation_config", "optimization_level", "mm_processor_kwargs")
 """Options whose entries are options; `-O` was one before 0.12."""
 
+_VARIABLES = {
+    "vllm_use_v2_model_runner": "v2_model_runner",
+    "vllm_memory_profiler_estimate_cudagraphs": "estimate_cudagraphs",
+}
+"""Variables of the environment that are options here."""
+
 _ASSIGNED = re.compile(rf"{_NAME}[=:](\S.*)", re.DOTALL)
 
 
@@ -46,7 +52,8 @@ class Flags:
 
     def _named(self, flag: Flag) -> Iterator[Flag]:
         """The flag by its full name; entries of a group of options are flags of their own."""
-        named = replace(flag, name=full_name(self._engine, flag.name))
+        name = _VARIABLES.get(flag.name, flag.name)
+        named = replace(flag, name=full_name(self._engine, name))
         if named.name in _GROUPS and isinstance(named.value, dict):
             for name, value in named.value.items():
                 yield Flag(name, value, f"{named.name}.{name}={options.written(value)}")

@@ -54,6 +54,8 @@ class Vllm(Engine):
 
     `usage`: serve (the API server's batch defaults) or llm (the LLM class's).
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
+    `estimate_cudagraphs`: whether the estimate of graphs is subtracted, null for the version's
+    default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
     `async_scheduling`: batches in flight overlap, as is the default.
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
@@ -74,6 +76,7 @@ class Vllm(Engine):
     version: str = "0.26.0"
     usage: str = "serve"
     v2_model_runner: bool | None = None
+    estimate_cudagraphs: bool | None = None
     async_scheduling: bool = True
     enable_expert_parallel: bool = False
     fully_sharded_loras: bool = False
@@ -110,6 +113,14 @@ class Vllm(Engine):
     def rules(self) -> VersionRules:
         """The facts of the version's column."""
         return version_rules(self.version)
+
+    @property
+    def _estimates_graphs(self) -> str:
+        """The rule of the release, or of whoever sets the variable for it."""
+        rule = self.rules.estimates_graphs
+        if self.estimate_cudagraphs is False:
+            return "never"
+        return "v1_runner" if self.estimate_cudagraphs and rule == "never" else rule
 
     def uses_v2_runner(self, deployment: Deployment) -> bool:
         """Whether a model runs on the V2 model runner (`use_v2_model_runner`)."""
@@ -290,12 +301,13 @@ class Vllm(Engine):
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""
-        estimates, v2_runner = self.rules.estimates_graphs, self.uses_v2_runner(deployment)
+        estimates, v2_runner = self._estimates_graphs, self.uses_v2_runner(deployment)
         nothing, captured = "", graphs.captured(deployment, self.rules, self._graphs)
         if not captured.sizes:
             nothing = "eager: no graphs" if deployment.enforce_eager else "no size to capture"
         elif estimates == "never":
-            nothing = f"vLLM {self.version} subtracts no graph memory"
+            said = "engine.estimate_cudagraphs=false" if self.estimate_cudagraphs is False else ""
+            nothing = f"{said or f'vLLM {self.version}'} subtracts no graph memory"
         elif estimates == "v1_runner" and v2_runner:
             nothing = "the V2 model runner subtracts no graph memory, capture still takes some"
         if nothing:

@@ -192,6 +192,9 @@ class WorkerMeasurement(Measurement):
         v2 = getattr(self.engine, "v2_model_runner", None)
         if v2 is not None:
             os.environ["VLLM_USE_V2_MODEL_RUNNER"] = str(int(v2))
+        estimates = getattr(self.engine, "estimate_cudagraphs", None)
+        if estimates is not None:
+            os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] = str(int(estimates))
         if self.deployment.pp_partition is not None:
             layers = ",".join(map(str, self.deployment.pp_partition))
             os.environ["VLLM_PP_LAYER_PARTITION"] = layers

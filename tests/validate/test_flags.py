@@ -301,6 +301,14 @@ def test_the_runner_is_an_option(value, uses):
     assert request.run.engine.v2_model_runner is uses
 
 
+def test_variables_of_the_environment_are_options():
+    flags = "VLLM_USE_V2_MODEL_RUNNER=0; VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0"
+    engine = request_with(flags, engine_version="0.26.0").run.engine
+
+    assert (engine.v2_model_runner, engine.estimate_cudagraphs) == (False, False)
+    assert notes_of(flags, engine_version="0.26.0") == []
+
+
 RECORD = {"id": "a-case", "engine": "vllm", "model": "Qwen/Qwen3-8B", "tp": 2}
 
 

@@ -119,6 +119,17 @@ def test_the_variable_that_chooses_the_runner_is_a_flag(value):
     assert read_log(text + CACHE, "a-log")["other_flags"] == f"v2_model_runner={value}"
 
 
+def test_the_variable_of_the_estimate_is_a_flag_but_not_where_the_engine_speaks_of_it():
+    name = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+    said = (
+        f"profiling is enabled ({name}=1). To disable, set {name}=0.\nTo try it, set {name}=1 and"
+    )
+
+    assert read_log(f"{CACHE}{said}\n", "a-log")["other_flags"] is None
+    text = f"$ {name}=0 vllm serve acme/m\n{CACHE}{said}\n"
+    assert read_log(text, "a-log")["other_flags"] == "estimate_cudagraphs=0"
+
+
 @pytest.mark.parametrize(
     "text",
     [
