@@ -217,7 +217,8 @@ class Encoder:
     looks at them from layers of cross-attention instead of taking them as positions.
     `returned_layers`: outputs of so many layers are kept for some of them to be selected.
     `tile_patches`: positions that look at one another alone, where an image has several such tiles;
-    `masks_pairs`: all look at all under a mask instead (Pixtral).
+    `masks_pairs`: all look at all under a mask instead (Pixtral). `whole_patches`: the whole image
+    is of so many and passes before the tiles, each with a bias of all its pairs (SAM).
     `num_hidden_layers` and `num_attention_heads` say what a rank holds of it where heads do not
     divide; `qk_norm`: queries and keys are normed over all heads (InternViT-6B). `rotary`: its
     positions are turned; `learned_positions`: and rows of a table are added to its input;
@@ -243,6 +244,7 @@ class Encoder:
     returned_layers: int = 0
     tile_patches: int = 0
     masks_pairs: bool = False
+    whole_patches: int = 0
     num_hidden_layers: int | None = None
     num_attention_heads: int | None = None
     qk_norm: bool = False

@@ -111,8 +111,14 @@ def _head_dim(section: Section, hidden: int, heads: int, *, needed: bool) -> int
 
 
 def _mla(section: Section, model_type: str) -> Mla | None:
+    """Latent attention; None for plain heads, of which small DeepSeek models state sizes of 0."""
     if not section.has("kv_lora_rank"):
-        if section.has("qk_rope_head_dim", "qk_nope_head_dim"):
+        parts = [
+            section.integer(name, least=0) for name in ("qk_rope_head_dim", "qk_nope_head_dim")
+        ]
+        if parts == [0, 0]:
+            return None
+        if any(part is not None for part in parts):
             raise section.missing("kv_lora_rank")
         if section.has("q_lora_rank", "o_lora_rank"):
             raise InvalidValue(

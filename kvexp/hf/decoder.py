@@ -50,6 +50,7 @@ TEXT_TYPES = {
     "phi4mm": "phi3",
     "phi4_multimodal": "phi3",
     "kimi_k25": "kimi_k2",
+    "deepseek_vl_v2": "deepseek_v2",
     "minimax_m3": "minimax_m3_vl_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "minimax_text_01": "minimax",

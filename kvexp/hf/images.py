@@ -1,5 +1,6 @@
 """An encoder of images or audio in a config.json, for engines that profile themselves with it."""
 
+from kvexp.hf import deep_encoder
 from kvexp.hf.items import AUDIO_RULES, CHANNELS, RULES, UNPATCHED, WHY
 from kvexp.hf.section import Section
 from kvexp.hf.towers import (
@@ -34,7 +35,7 @@ _LEARNED = ("qwen3", "glm4v")
 def encoder(config: Section) -> Encoder | None:
     """The encoder's largest item; None where there is none, or its size is not known."""
     around = config.around()
-    kind = around.text("model_type") or ""
+    kind = deep_encoder.kind_of(around)
     rules, keys = (AUDIO_RULES, AUDIO_KEYS) if kind in AUDIO_RULES else (RULES, VISION_KEYS)
     tower = _tower(config, keys)
     if tower is None:
@@ -42,6 +43,8 @@ def encoder(config: Section) -> Encoder | None:
     if kind not in rules:
         around.assume(f"model_type {kind or 'is not given'}: no rule for the size of images")
         return None
+    if kind in deep_encoder.KINDS:
+        tower = deep_encoder.sam(tower)
     own = own_type(tower, kind)
     width, depth, mlp, side = DEFAULTS.get(own, _SIZES)
     patch = 0
@@ -66,6 +69,7 @@ def encoder(config: Section) -> Encoder | None:
         returned_layers=_returned_layers(around, tower, kind),
         tile_patches=item.tile,
         masks_pairs=own == "pixtral",
+        whole_patches=item.whole,
         num_attention_heads=_heads(tower, needed=turns or kind == "gemma4" or item.tile > 0),
         qk_norm=bool(tower.flag("qk_normalization") or tower.flag("use_qk_norm")),
         rotary=turns,

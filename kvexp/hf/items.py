@@ -33,6 +33,8 @@ KIMI25_SIDE, KIMI25_PATCHES = 3000, 16384
 ONEVISION_SIDES = (1153, 944)  # width and height of vLLM's dummy image
 ONEVISION_TILES, ONEVISION_SHRINKS, ONEVISION_FRAMES = 9, 1.1, 32
 VOXTRAL_MERGE, VOXTRAL_SAMPLES = 4, 320  # positions of a token, samples of a position
+OCR_WHOLE, OCR_TILE, OCR2_TILE = 1024, 640, 768  # sides of the whole image and of a tile
+OCR_TILES, OCR_MERGE = 2, 4  # tiles along a side of vLLM's dummy image, patches of a token
 WHY = "of its encoder's class, for images"
 READS_VIDEOS = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss")
 """Language models of InternVL whose vocabulary has a token for videos."""
@@ -43,9 +45,10 @@ class Item:
     """The largest image, and a frame of a video where that is not the same.
 
     `frames`: images that share a patch. `video_items`: a video is as much as so many frames.
-    `tile`: positions of each tile, where an image has several. `numbers`: of a patch, where it is
-    no square of pixels. `widths`: of a convolutional encoder's widest layer, before and in its
-    bottleneck, or of a projection and no MLP.
+    `tile`: positions of each tile, where an image has several, `whole`: those of the whole image
+    where it passes before them. `numbers`: of a patch, where it is no square of pixels. `widths`:
+    of a convolutional encoder's widest layer, before and in its bottleneck, or of a projection and
+    no MLP.
     """
 
     tokens: int
@@ -55,6 +58,7 @@ class Item:
     frame_patches: int = 0
     video_items: int = 0
     tile: int = 0
+    whole: int = 0
     numbers: int | None = None
     widths: tuple[int, int] | None = None
 
@@ -352,6 +356,29 @@ def deepseek_vl2(around: Section, tower: Section, patch: int) -> Item:
     return Item(tokens=side * (side + 1) + 1 + tokens, patches=tiles * tile, tile=tile)
 
 
+def deepseek_ocr(around: Section, tower: Section, patch: int) -> Item:
+    """The whole image and four tiles, each with a newline a row of tokens."""
+    return _ocr(around, patch, OCR_TILE, newlines=1)
+
+
+def deepseek_ocr2(around: Section, tower: Section, patch: int) -> Item:
+    """The same with larger tiles, and no newlines."""
+    return _ocr(around, patch, OCR2_TILE, newlines=0)
+
+
+def _ocr(around: Section, patch: int, size: int, *, newlines: int) -> Item:
+    """vLLM's dummy image; 0.26 `models/deepseek_ocr.py`."""
+    around.assume(f"vision_config: images of {OCR_TILES**2} tiles, as vLLM's dummy")
+    whole, side = OCR_WHOLE // patch, size // patch
+    merged, rows = -(-whole // OCR_MERGE), OCR_TILES * -(-side // OCR_MERGE)
+    return Item(
+        tokens=merged * (merged + newlines) + rows * (rows + newlines) + 1,
+        patches=whole * whole + OCR_TILES**2 * side * side,
+        tile=side * side,
+        whole=whole * whole,
+    )
+
+
 def voxtral(around: Section, tower: Section, patch: int) -> Item:
     """Audio as long as the context, as its samples, in chunks of 30 seconds."""
     positions = tower.assumed("max_source_positions", default=1500, why=WHY, most=MOST_TOKENS)
@@ -400,6 +427,8 @@ def _selected(around: Section, side: int, tower: Section) -> int:
 
 
 RULES: dict[str, Rule] = {
+    "deepseek_ocr": deepseek_ocr,
+    "deepseek_ocr2": deepseek_ocr2,
     "deepseek_vl_v2": deepseek_vl2,
     "gemma3": gemma3,
     "gemma3n": gemma3n,

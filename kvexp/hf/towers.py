@@ -7,6 +7,7 @@ estimate and is noted; a checkpoint beside the config gives the exact one.
 from dataclasses import dataclass
 from typing import Literal
 
+from kvexp.hf import deep_encoder
 from kvexp.hf.section import Section
 from kvexp.request import LIMITS
 
@@ -186,8 +187,11 @@ def places(config: Section) -> list[Section]:
 
 def _encoder(tower: Section, config: Section, hidden: int) -> int:
     kind = own_type(tower, config.around().text("model_type") or "")
-    if config.around().text("model_type") == "gemma4_unified":
+    around = deep_encoder.kind_of(config.around())
+    if around == "gemma4_unified":
         return _gemma4_unified(tower, hidden)
+    if around in deep_encoder.KINDS:
+        return deep_encoder.parameters(around, config.around(), hidden)
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -202,7 +206,6 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
     mlp = mlp_width(tower, kind, width) or defaults[2] or 4 * width
     patch = patch_size(tower) or defaults[3] or 14
     gated = kind in GATED
-    around = config.around().text("model_type") or ""
     known = CLASSES.get(around) if _OWN.get(around, kind) == kind else None
     if known is not None:
         sizes = _Sizes(width=width, layers=layers, mlp=mlp, patch=patch, gated=gated)

@@ -17,6 +17,8 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
                rank; to the byte on an H200
     Pixtral  = 6 h + 3 I / n and a mask of the pairs of all images, read from its code
     MoonViT  = those of rotary, and a table of all positions that it keeps
+    SAM      = 8 h and a bias of all pairs in each head, over the whole image, or 11 h and the bias
+               over its tiles, one image after another; read from its code
     Gemma 3n = 2 h + 3 I of the widest bottleneck of MobileNetV5, counted without a device
     Mllama   = (2 kept layers + 6) h + 2 I / n, and a mask of all pairs of an image's patches
     normed   = 12 h, or 10 h + 3 h / n where ranks share the heads: the encoder's input, the layer's
@@ -75,6 +77,8 @@ def forward(
         return around("encoder", size, "one log", spread=0.1)
     if encoder.convolved:
         return _convolved(deployment, positions, pixel_bytes)
+    if encoder.whole_patches:
+        return _biased(deployment, beside_bytes)
     if encoder.one_hot_positions:
         return _in_chunks(deployment, rules, positions, pixel_bytes)
     elements = _mlp_elements(encoder, deployment.tp)
@@ -89,6 +93,21 @@ def forward(
     elements += _lasting_elements(encoder, rules)
     size = positions * elements * item + beside_bytes
     return around("encoder", size, "logs of three models of images", spread=0.2)
+
+
+def _biased(deployment: Deployment, beside_bytes: int) -> Peak:
+    """Layers of SAM that look at a whole view (0.11.1 to 0.33 `models/deepencoder.py`).
+
+    A bias of each pair and head, beside the layer's input and norm, the projections, the rows and
+    columns of the bias and what is attended. Of several views the projections are copied first.
+    """
+    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
+    assert encoder is not None
+    heads, tile = encoder.num_attention_heads or 0, encoder.tile_patches
+    whole = encoder.whole_patches * (8 * encoder.hidden_size + heads * encoder.whole_patches)
+    tiles = encoder.patches_per_item - encoder.whole_patches
+    size = max(whole, tiles * (11 * encoder.hidden_size + heads * tile)) * item
+    return around("encoder", beside_bytes + size, "its code alone", spread=0.1)
 
 
 def _lasting_elements(encoder: Encoder, rules: VersionRules) -> int:

@@ -66,6 +66,12 @@ ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers 
         (729 + 81 * 98 + 81, 13 * 729, 588),  # three by four tiles and the whole, unpadded
     ),
     "gemma 4 12b": ("gemma4_unified", {}, {"patch_size": 16}, (280, 280, 6912)),
+    "deepseek ocr": (
+        "deepseek_vl_v2",
+        {"architectures": ["DeepseekOCRForCausalLM"]},
+        {"width": {"sam_vit_b": {}, "clip-l-14-224": {}}},
+        (693, 64 * 64 + 4 * 40 * 40, 768),
+    ),
 }
 
 FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 tokens is

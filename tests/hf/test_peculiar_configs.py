@@ -199,6 +199,15 @@ def test_grok2_has_experts_beside_its_mlp(read):
     assert round(weights.parameters(model) / 1e9, 1) == 269.5
 
 
+def test_small_deepseek_models_have_plain_heads(read):
+    """DeepSeek-OCR and VL2-tiny state the sizes of latent attention as 0."""
+    none = {"kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0}
+    heads = {"num_attention_heads": 10, "num_key_value_heads": 10, "hidden_size": 1280}
+    model = read({"model_type": "deepseek_v2", **LLAMA, **none, **heads})
+
+    assert (model.mla, model.head_dim, model.num_key_value_heads) == (None, 128, 10)
+
+
 def test_a_side_of_images_is_one_number_or_two(read):
     """InternVL's configs in transformers' spelling have two."""
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}

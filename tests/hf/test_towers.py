@@ -144,6 +144,20 @@ CASES = [
         865_567_232,
     ),
     ("gemma4_unified", {}, 3840, {"patch_size": 16}, 49_922_304),
+    (
+        "deepseek_vl_v2",  # SAM's, CLIP's, the projector and two separators
+        {"architectures": ["DeepseekOCRForCausalLM"]},
+        1280,
+        {"width": {"sam_vit_b": {}, "clip-l-14-224": {}}},
+        95_569_152 + 303_177_728 + 2049 * 1280 + 2 * 1280,
+    ),
+    (
+        "deepseek_vl_v2",  # SAM's, a decoder of Qwen2, the projector and a separator
+        {"architectures": ["DeepseekOCR2ForCausalLM"]},
+        1280,
+        {"width": {"sam_vit_b": {}, "qwen2-0-5b": {"dim": 896}}},
+        94_979_328 + 358_256_512 + 897 * 1280 + 1280,
+    ),
 ]
 
 
