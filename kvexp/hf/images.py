@@ -1,7 +1,8 @@
 """An encoder of images or audio in a config.json, for engines that profile themselves with it."""
 
-from kvexp.hf import deep_encoder
-from kvexp.hf.items import AUDIO_RULES, CHANNELS, RULES, UNPATCHED, WHY
+from kvexp.hf import class_encoders
+from kvexp.hf.item import CHANNELS, WHY
+from kvexp.hf.items import AUDIO_RULES, RULES, UNPATCHED
 from kvexp.hf.section import Section
 from kvexp.hf.towers import (
     AUDIO_KEYS,
@@ -25,7 +26,7 @@ MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
 MOONVIT_POSITIONS = 512 * 512  # of its rotary table
 GEMMA4_POSITIONS = 10240  # rows of its table
 
-_TURNING = ("qwen", "kimi", "glm4v")
+_TURNING = ("qwen", "kimi", "glm4v", "glm_ocr", "paddleocr", "dots_ocr")
 """Types whose encoders turn queries and keys by their positions."""
 
 _LEARNED = ("qwen3", "glm4v")
@@ -35,16 +36,18 @@ _LEARNED = ("qwen3", "glm4v")
 def encoder(config: Section) -> Encoder | None:
     """The encoder's largest item; None where there is none, or its size is not known."""
     around = config.around()
-    kind = deep_encoder.kind_of(around)
+    kind = class_encoders.kind_of(around)
     rules, keys = (AUDIO_RULES, AUDIO_KEYS) if kind in AUDIO_RULES else (RULES, VISION_KEYS)
     tower = _tower(config, keys)
+    if kind in class_encoders.KINDS:
+        tower = class_encoders.section(kind, around)
     if tower is None:
         return None
     if kind not in rules:
         around.assume(f"model_type {kind or 'is not given'}: no rule for the size of images")
         return None
-    if kind in deep_encoder.KINDS:
-        tower = deep_encoder.sam(tower)
+    if kind in class_encoders.NEMOTRON:
+        tower = class_encoders.radio(tower)
     own = own_type(tower, kind)
     width, depth, mlp, side = DEFAULTS.get(own, _SIZES)
     patch = 0
@@ -76,7 +79,8 @@ def encoder(config: Section) -> Encoder | None:
         learned_positions=kind.startswith(_LEARNED),
         table_positions=MOONVIT_POSITIONS if kind.startswith("kimi") else 0,
         windowed=tower.has("window_size") or kind.startswith("qwen2_5"),
-        copies_projections=kind.startswith("glm4v"),
+        copies_projections=kind.startswith(("glm4v", "glm_ocr")),
+        projected_size=item.projected,
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
         one_hot_positions=_one_hot_positions(tower) if kind == "gemma4" else 0,
         looks_ahead=config.text("use_bidirectional_attention") == "vision",

@@ -6,24 +6,20 @@ and noted.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from kvexp.hf import more_items
+from kvexp.hf.item import FRAMES, LONGEST, MERGE, MOST_TILES, MOST_TOKENS, WHY, Item, Rule
 from kvexp.hf.section import Section
 from kvexp.hf.towers import MOST_PATCH, MOST_SIDE, patches_a_side
 
-MOST_TOKENS, MOST_TILES = 1 << 20, 1 << 10  # of one image: more is damage
 QWEN_PIXELS = 12_845_056  # max_pixels of Qwen2-VL and Qwen2.5-VL, two frames a patch
 QWEN3_PIXELS = 16_777_216  # longest_edge of Qwen3-VL's image processor; a video's is less
 GLM_PIXELS, GLM_VIDEO_PIXELS = 9_633_792, 47_040_000  # longest_edge of GLM-4.1V's processors
 GLM_FRAMES = 600  # that vLLM tries
-MERGE, FRAMES = 2, 2
 QWEN_VIDEO = 8  # sixteen frames, two of them as much as an image
-LONGEST = 1 << 20  # frames of a video that ends with the model's length alone
 LLAMA4_TILES = 17  # sixteen tiles and the whole image
 IDEFICS_TILES = 17  # four by four and the whole image
 MLLAMA_PADDING = 8  # positions of a tile are filled up to a multiple
-CHANNELS = 3
 GEMMA3N_SIDE, GEMMA3N_STRIDE, GEMMA3N_WIDTHS = 768, 4, (128, 768)
 GEMMA4_FRAMES, GEMMA4_FRAME_TOKENS = 32, 70  # of a video, beside eight tokens of its time
 GEMMA4_TIME_TOKENS = 8
@@ -33,38 +29,8 @@ KIMI25_SIDE, KIMI25_PATCHES = 3000, 16384
 ONEVISION_SIDES = (1153, 944)  # width and height of vLLM's dummy image
 ONEVISION_TILES, ONEVISION_SHRINKS, ONEVISION_FRAMES = 9, 1.1, 32
 VOXTRAL_MERGE, VOXTRAL_SAMPLES = 4, 320  # positions of a token, samples of a position
-OCR_WHOLE, OCR_TILE, OCR2_TILE = 1024, 640, 768  # sides of the whole image and of a tile
-OCR_TILES, OCR_MERGE = 2, 4  # tiles along a side of vLLM's dummy image, patches of a token
-WHY = "of its encoder's class, for images"
 READS_VIDEOS = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss")
 """Language models of InternVL whose vocabulary has a token for videos."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Item:
-    """The largest image, and a frame of a video where that is not the same.
-
-    `frames`: images that share a patch. `video_items`: a video is as much as so many frames.
-    `tile`: positions of each tile, where an image has several, `whole`: those of the whole image
-    where it passes before them. `numbers`: of a patch, where it is no square of pixels. `widths`:
-    of a convolutional encoder's widest layer, before and in its bottleneck, or of a projection and
-    no MLP.
-    """
-
-    tokens: int
-    patches: int
-    frames: int = 1
-    frame_tokens: int = 0
-    frame_patches: int = 0
-    video_items: int = 0
-    tile: int = 0
-    whole: int = 0
-    numbers: int | None = None
-    widths: tuple[int, int] | None = None
-
-
-Rule = Callable[[Section, Section, int], Item]
-"""Of the file's top level, the encoder's section and its patches' side."""
 
 
 def gemma3(around: Section, tower: Section, patch: int) -> Item:
@@ -82,7 +48,7 @@ def gemma3n(around: Section, tower: Section, patch: int) -> Item:
             "vision_soft_tokens_per_image", default=256, why=WHY, most=MOST_TOKENS
         ),
         patches=side * side,
-        numbers=CHANNELS * GEMMA3N_STRIDE**2,
+        numbers=3 * GEMMA3N_STRIDE**2,
         widths=GEMMA3N_WIDTHS,
     )
 
@@ -110,7 +76,7 @@ def gemma4_unified(around: Section, tower: Section, patch: int) -> Item:
         frame_tokens=GEMMA4_FRAME_TOKENS + GEMMA4_TIME_TOKENS,
         frame_patches=GEMMA4_FRAME_TOKENS,
         video_items=GEMMA4_FRAMES,
-        numbers=CHANNELS * pooled * patch * patch,
+        numbers=3 * pooled * patch * patch,
         widths=(tower.assumed("mm_embed_dim", default=3840, why=WHY, most=MOST_TOKENS), 0),
     )
 
@@ -356,29 +322,6 @@ def deepseek_vl2(around: Section, tower: Section, patch: int) -> Item:
     return Item(tokens=side * (side + 1) + 1 + tokens, patches=tiles * tile, tile=tile)
 
 
-def deepseek_ocr(around: Section, tower: Section, patch: int) -> Item:
-    """The whole image and four tiles, each with a newline a row of tokens."""
-    return _ocr(around, patch, OCR_TILE, newlines=1)
-
-
-def deepseek_ocr2(around: Section, tower: Section, patch: int) -> Item:
-    """The same with larger tiles, and no newlines."""
-    return _ocr(around, patch, OCR2_TILE, newlines=0)
-
-
-def _ocr(around: Section, patch: int, size: int, *, newlines: int) -> Item:
-    """vLLM's dummy image; 0.26 `models/deepseek_ocr.py`."""
-    around.assume(f"vision_config: images of {OCR_TILES**2} tiles, as vLLM's dummy")
-    whole, side = OCR_WHOLE // patch, size // patch
-    merged, rows = -(-whole // OCR_MERGE), OCR_TILES * -(-side // OCR_MERGE)
-    return Item(
-        tokens=merged * (merged + newlines) + rows * (rows + newlines) + 1,
-        patches=whole * whole + OCR_TILES**2 * side * side,
-        tile=side * side,
-        whole=whole * whole,
-    )
-
-
 def voxtral(around: Section, tower: Section, patch: int) -> Item:
     """Audio as long as the context, as its samples, in chunks of 30 seconds."""
     positions = tower.assumed("max_source_positions", default=1500, why=WHY, most=MOST_TOKENS)
@@ -427,8 +370,7 @@ def _selected(around: Section, side: int, tower: Section) -> int:
 
 
 RULES: dict[str, Rule] = {
-    "deepseek_ocr": deepseek_ocr,
-    "deepseek_ocr2": deepseek_ocr2,
+    **more_items.RULES,
     "deepseek_vl_v2": deepseek_vl2,
     "gemma3": gemma3,
     "gemma3n": gemma3n,
@@ -436,15 +378,18 @@ RULES: dict[str, Rule] = {
     "gemma4_unified": gemma4_unified,
     "glm4v": glm4v,
     "glm4v_moe": glm4v,
+    "glm_ocr": glm4v,
     "idefics3": idefics3,
     "internvl": internvl,
     "internvl_chat": internvl_chat,
+    "interns1": internvl,
     "kimi_k25": kimi_k25,
     "kimi_vl": kimi_vl,
     "llama4": llama4,
     "llava": llava,
     "llava_next": llava_next,
     "llava_onevision": llava_onevision,
+    "minicpmo": minicpmv,
     "minicpmv": minicpmv,
     "mistral3": mistral3,
     "mllama": mllama,

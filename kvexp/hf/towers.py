@@ -7,22 +7,23 @@ estimate and is noted; a checkpoint beside the config gives the exact one.
 from dataclasses import dataclass
 from typing import Literal
 
-from kvexp.hf import deep_encoder
+from kvexp.hf import class_encoders
 from kvexp.hf.section import Section
 from kvexp.request import LIMITS
 
-VISION_KEYS = ("vision_config", "visual", "vision_tower_config")
-AUDIO_KEYS = ("audio_config", "speech_config", "encoder_config")
+VISION_KEYS = ("vision_config", "visual", "vision_tower_config", "vit_config")
+AUDIO_KEYS = ("audio_config", "speech_config", "encoder_config", "sound_config")
 GATED = (
     *("qwen2_5_vl", "qwen2_5_omni", "qwen2_5_omni_vision_encoder", "pixtral", "mistral3"),
     *("gemma4_vision", "glm4v", "glm4v_moe", "glm4v_vision", "glm4v_moe_vision"),
+    *("glm_ocr", "glm_ocr_vision", "dots_ocr", "dots_vit"),
 )
 """Vision encoders whose MLP has a gate."""
 
 MOST_PATCH, MOST_SIDE, MOST_POSITIONS = 1 << 10, 1 << 16, 1 << 20
 """Pixels along a side of a patch and of an image, positions of an image: more is damage."""
 
-CONFORMERS = ("gemma4_audio",)
+CONFORMERS = ("gemma4_audio", "parakeet")
 CONFORMER_SQUARES = 24
 """Of its width, in a layer: two MLPs of four widths, attention with positions, a convolution."""
 
@@ -52,16 +53,20 @@ class _Class:
 
     `around_norms`: norms before and behind all layers. `frames`: images that share a patch.
     `positions`: learned ones, a patch each (`patches`), one more for a class token whose embedding
-    is learned too (`class`), or as many as the config says (`stated`).
+    is learned too (`class`), or as many as the config says (`stated`, `rows`). `head_norms`: a norm
+    for queries of a head and one for keys.
     """
 
-    projector: Literal["merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3"]
+    projector: Literal[
+        "merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3", "idefics3", "lfm2"
+    ]
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
     around_norms: int = 0
     frames: int = 1
-    positions: Literal["patches", "class", "stated"] | None = None
+    positions: Literal["patches", "class", "stated", "rows"] | None = None
+    head_norms: bool = False
 
 
 CLASSES = {
@@ -87,6 +92,27 @@ CLASSES = {
             frames=2,
             positions="patches",
         ),
+    ),
+    "glm_ocr": _Class(
+        projector="glm4v", rms=True, patch_bias=True, around_norms=1, frames=2, head_norms=True
+    ),
+    "paddleocr_vl": _Class(
+        projector="merger", patch_bias=True, around_norms=1, positions="patches"
+    ),
+    **dict.fromkeys(
+        ("idefics3", "smolvlm"),
+        _Class(projector="idefics3", patch_bias=True, around_norms=1, positions="patches"),
+    ),
+    **dict.fromkeys(
+        ("lfm2_vl", "lfm2-vl"),
+        _Class(projector="lfm2", patch_bias=True, around_norms=1, positions="rows"),
+    ),
+    "dots_ocr": _Class(
+        projector="merger",
+        rms=True,
+        bias=False,
+        patch_bias=True,
+        around_norms=3,  # of patches, of the last layer, and the bias of its merger's
     ),
 }
 """By the model's type, from transformers' modules: equal to their parameters."""
@@ -143,6 +169,9 @@ def _side(value: object) -> object:
 
 def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
+    stated = class_encoders.kind_of(config.around())
+    if stated in class_encoders.KINDS:
+        return class_encoders.parameters(stated, config.around(), hidden)
     vision, audio = 0, _own_encoder(config, hidden)
     for place in places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
@@ -187,11 +216,11 @@ def places(config: Section) -> list[Section]:
 
 def _encoder(tower: Section, config: Section, hidden: int) -> int:
     kind = own_type(tower, config.around().text("model_type") or "")
-    around = deep_encoder.kind_of(config.around())
+    around = config.around().text("model_type") or ""
     if around == "gemma4_unified":
         return _gemma4_unified(tower, hidden)
-    if around in deep_encoder.KINDS:
-        return deep_encoder.parameters(around, config.around(), hidden)
+    if around in class_encoders.NEMOTRON and tower.has("args", "version"):
+        return class_encoders.radio_parameters(tower, config.around(), hidden)
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -269,6 +298,9 @@ def _of_class(known: _Class, sizes: _Sizes, tower: Section, config: Section, hid
     layer = 4 * width * width + widths * width * mlp + 2 * norm
     if known.bias:
         layer += 4 * width + (widths - 1) * mlp + width
+    if known.head_norms:
+        heads = tower.assumed("num_heads", "num_attention_heads", default=16, why=_WHY)
+        layer += 2 * (width // heads)
     patches = width * 3 * known.frames * sizes.patch**2 + (width if known.patch_bias else 0)
     total = sizes.layers * layer + patches + known.around_norms * norm
     total += _positions(known, sizes, tower) * width
@@ -279,6 +311,8 @@ def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
     """Rows of learned positions, with that of a class token where there is one."""
     if known.positions is None:
         return 0
+    if known.positions == "rows":
+        return tower.assumed("num_patches", default=256, why=_WHY, most=MOST_POSITIONS)
     if known.positions == "stated":
         return tower.assumed("num_position_embeddings", default=2304, why=_WHY, most=MOST_POSITIONS)
     side = patches_a_side(tower, sizes.patch, default=_SIDES[known.positions], why=_WHY)
@@ -305,9 +339,17 @@ def _projector(
         inner = around.assumed("projector_hidden_size", default=hidden, why=_WHY)
         merged = MINIMAX_MERGED * hidden
         return (width + merged + 2) * inner + 2 * (inner * hidden + hidden)
+    if known.projector == "idefics3":
+        scale = around.assumed("scale_factor", default=2, why=_WHY, most=MOST_PATCH)
+        return scale * scale * width * hidden
+    if known.projector == "lfm2":
+        factor = around.assumed("downsample_factor", default=2, why=_WHY, most=MOST_PATCH)
+        inner, merged = around.assumed("projector_hidden_size", default=2560, why=_WHY), factor**2
+        return (2 + inner) * merged * width + inner + inner * hidden + hidden
     if known.projector == "glm4v":
         out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
-        mlp = 3 * out * tower.assumed("intermediate_size", default=13696, why=_WHY)
+        widths = config if around.text("model_type") == "glm_ocr" else tower
+        mlp = 3 * out * widths.assumed("intermediate_size", default=13696, why=_WHY)
         return 4 * width * out + out + out * out + 2 * out + mlp
     merged = tower.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2 * width
     out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden

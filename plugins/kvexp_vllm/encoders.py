@@ -6,8 +6,9 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
     rotary   = 3 h + 8 h / n from 0.12 on: the layer's input, its norm and what is projected back,
                beside the projections, their queries and keys made contiguous and turned, and the
                attention's output; h more where positions are learned too. Where all projections
-               are copied first 2 h + 10 h / n. At least the MLP's 3 h + 2 I / n, or 3 I / n with
-               a gate, whose norm is torch's own under torch.compile: 2 h more. To the byte on an
+               are copied first 2 h + 10 h / n, and no more than 2 h beside the MLP, whose norm is
+               added in place. Elsewhere at least the MLP's 3 h + 2 I / n, or 3 I / n with a gate,
+               whose norm is torch's own under torch.compile: 2 h more. To the byte on an
                H200 (0.26), with cuBLAS's workspaces, the tables of the rotary positions and the
                outputs that are kept for the decoder's first layers. Before 0.12 2 h + 6 h / n +
                what turning takes in fp32, and its tables; at least as of others
@@ -25,13 +26,15 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
                and its norm, the projections (or what is gathered of them) and one that is normed
                already beside the fp32 norm of the other; at least 4 h + 2 I / n
     audio    = 3 h + 2 I / n: the layer's input, its residual and norm beside the MLP
-    others   = 4 h + 2 I / n, 3 I / n where the MLP is gated
+    others   = 4 h + 2 I / n, 3 I / n where the MLP is gated; `encoder_classes` has those that
+               differ by their class
 """
 
 from dataclasses import replace
 
 from kvexp.contract import Deployment, Encoder, Model
-from kvexp_vllm import attention_splits
+from kvexp_vllm import attention_splits, encoder_classes
+from kvexp_vllm.encoder_classes import Pass
 from kvexp_vllm.peaks import (
     BIAS_WORKSPACE_BYTES,
     FP32_BYTES,
@@ -81,6 +84,8 @@ def forward(
         return _biased(deployment, beside_bytes)
     if encoder.one_hot_positions:
         return _in_chunks(deployment, rules, positions, pixel_bytes)
+    if passing := encoder_classes.pass_of(deployment.model.architecture):
+        return _passed(deployment, passing, positions, pixel_bytes)
     elements = _mlp_elements(encoder, deployment.tp)
     if encoder.qk_norm:
         elements = max(elements, _normed_elements(encoder, deployment.tp))
@@ -93,6 +98,52 @@ def forward(
     elements += _lasting_elements(encoder, rules)
     size = positions * elements * item + beside_bytes
     return around("encoder", size, "logs of three models of images", spread=0.2)
+
+
+def _passed(deployment: Deployment, passing: Pass, positions: int, pixel_bytes: int) -> Peak:
+    """The forward of a class of its own, all items at once or so many after the others."""
+    encoder, item, n = deployment.model.encoder, deployment.dtype.itemsize_bytes, deployment.tp
+    assert encoder is not None
+    each = encoder.tile_patches or encoder.patches_per_item
+    together = min(positions, passing.at_once * each) if passing.at_once else positions
+    hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
+    mlp = passing.beside_mlp * hidden + widths * (encoder.intermediate_size // n)
+    elements = max(mlp, passing.whole * hidden + passing.shared * hidden // n)
+    size = max(together * elements, _projected_elements(deployment, together)) * item
+    size += (positions - together) * hidden * item + pixel_bytes
+    size += together * passing.tables * _half_head(encoder) * FP32_BYTES
+    size += together * passing.indices * INT64_BYTES
+    size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
+    return _by_its_code(deployment, size)
+
+
+def _by_its_code(deployment: Deployment, size: int, *, read: bool = False) -> Peak:
+    """A forward counted tensor by tensor; `read`: a part of it was never measured."""
+    read = read or not deployment.model.architecture.startswith(encoder_classes.MEASURED)
+    measured = release_of(deployment.engine_version) == MEASURED and deployment.tp == 1 and not read
+    return around(
+        "encoder",
+        size,
+        "its code alone"
+        if read
+        else "vLLM 0.26 on one H200"
+        if measured
+        else "vLLM 0.26 on one H200, not this version or tp",
+        spread=0.0 if measured else 0.1,
+        above_bytes=2 * UNSPLIT_BYTES,
+    )
+
+
+def _projected_elements(deployment: Deployment, positions: int) -> int:
+    """Features of positions, in their order and merged, and what the projector makes of them."""
+    model, encoder = deployment.model, deployment.model.encoder
+    assert encoder is not None
+    if not encoder.projected_size:
+        return 0
+    shared = model.architecture.startswith(encoder_classes.SHARED_PROJECTORS)
+    width = encoder.projected_size // (deployment.tp if shared else 1)
+    tokens = positions * encoder.tokens_per_item // encoder.patches_per_item
+    return 2 * positions * encoder.hidden_size + tokens * width
 
 
 def _biased(deployment: Deployment, beside_bytes: int) -> Peak:
@@ -154,31 +205,23 @@ def _projected(deployment: Deployment, beside_bytes: int) -> Peak:
 
 def _forward_of_v1(deployment: Deployment, positions: int, pixel_bytes: int) -> Peak:
     """The forward from 0.12 on, as its memory history on an H200 shows it."""
-    encoder, n = deployment.model.encoder, deployment.tp
+    encoder = deployment.model.encoder
     assert encoder is not None
     elements = _elements_of_v1(deployment, encoder)
     if encoder.gated and encoder.rotary and is_compiled(deployment):
         elements += 2 * encoder.hidden_size
-    size = positions * elements * deployment.dtype.itemsize_bytes + pixel_bytes
+    widest = max(positions * elements, _projected_elements(deployment, positions))
+    size = widest * deployment.dtype.itemsize_bytes + pixel_bytes
     size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
     size += _tables_bytes(deployment, positions) * (2 if encoder.windowed else 1)
     size += deepstack_bytes(deployment, positions // encoder.patches_per_item)
     size += _kept_table_bytes(encoder)
+    if encoder.copies_projections and not encoder.learned_positions:
+        size += positions * 2 * INT64_BYTES  # row and column of each
     if encoder.masks_pairs:
         size += positions * positions * deployment.dtype.itemsize_bytes
     read = bool(encoder.masks_pairs or encoder.returned_layers or encoder.table_positions)
-    measured = release_of(deployment.engine_version) == MEASURED and n == 1 and not read
-    return around(
-        "encoder",
-        size,
-        "its code alone"
-        if read
-        else "vLLM 0.26 on one H200"
-        if measured
-        else "vLLM 0.26 on one H200, not this version or tp",
-        spread=0.0 if measured else 0.1,
-        above_bytes=2 * UNSPLIT_BYTES,
-    )
+    return _by_its_code(deployment, size, read=read)
 
 
 def _elements_of_v1(deployment: Deployment, encoder: Encoder) -> int:
@@ -191,6 +234,7 @@ def _elements_of_v1(deployment: Deployment, encoder: Encoder) -> int:
         elements -= hidden
         turned = (3 + encoder.learned_positions) * hidden + 8 * hidden // n
         if encoder.copies_projections:
+            elements -= (not encoder.learned_positions) * hidden
             turned = max(turned, (2 + encoder.learned_positions) * hidden + 10 * hidden // n)
         return max(elements, turned)
     parts = attention_splits.parts(deployment, encoder, encoder.tile_patches)

@@ -270,6 +270,7 @@ def _facts(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> dict[st
         "graphs": graphed,
         "mla": deployment.model.mla is not None,
         "type": deployment.model.model_type,
+        "class": deployment.model.architecture,
     }
 
 

@@ -6,11 +6,12 @@ Their pixels and the encoder's output are alive while the phases of tokens run.
 from dataclasses import dataclass, replace
 
 from kvexp.contract import MIB, Deployment, Encoder
-from kvexp_vllm import encoders
+from kvexp_vllm import encoder_classes, encoders
 from kvexp_vllm.peaks import Peak
 from kvexp_vllm.rules import VersionRules
 
 UNKNOWN_PIXELS_BYTES = 256 * MIB
+COLOURS = 3
 
 MERGING = ("Qwen2VL", "Qwen2_5_VL")
 """V0's classes that put outputs among the prompt's embeddings as they come, and free them
@@ -150,7 +151,12 @@ def _output_bytes(deployment: Deployment, images: int) -> int:
 
 
 def _pixel_bytes(
-    deployment: Deployment, rules: VersionRules, images: Images, *, joining: bool = False
+    deployment: Deployment,
+    rules: VersionRules,
+    images: Images,
+    *,
+    joining: bool = False,
+    encoding: bool = False,
 ) -> int:
     """Pixels, as often as the model class has them: most join them for the encoder alone."""
     encoder = deployment.model.encoder
@@ -160,7 +166,11 @@ def _pixel_bytes(
         item, copies = rules.pixel_bytes, 2 if encoder.kept_layers else 1
     if encoder.rotary and rules.joins_pixels and (joining or _merges(deployment, rules)):
         copies = 2
-    return images.held * encoder.patches_per_item * encoder.patch_size * item * copies
+    numbers = encoder.patch_size
+    if deployment.model.architecture.startswith(encoder_classes.MASKED):
+        numbers += numbers // COLOURS
+        copies += encoding
+    return images.held * encoder.patches_per_item * numbers * item * copies
 
 
 def _beside_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> int:
@@ -200,13 +210,24 @@ def encoding(
         items = encoded // images.of_item
         encoded = images.of_item * -(-items // deployment.tp)
         deployment = replace(deployment, tp=1)
-    return encoders.forward(
+    peak = encoders.forward(
         deployment,
         rules,
         encoded * encoder.patches_per_item,
         beside_bytes=_beside_bytes(deployment, rules, images),
-        pixel_bytes=_pixel_bytes(deployment, rules, images),
+        pixel_bytes=_pixel_bytes(deployment, rules, images, encoding=True),
     )
+    return replace(peak, high_bytes=peak.high_bytes + 2 * _mask_doubt_bytes(deployment, images))
+
+
+def _mask_doubt_bytes(deployment: Deployment, images: Images) -> int:
+    """How much more a mask of whole numbers is, which transformers makes without torchvision."""
+    encoder = deployment.model.encoder
+    assert encoder is not None
+    if not deployment.model.architecture.startswith(encoder_classes.MASKED):
+        return 0
+    pixels = images.held * encoder.patches_per_item * encoder.patch_size // COLOURS
+    return pixels * (encoders.INT64_BYTES - deployment.dtype.itemsize_bytes)
 
 
 def unknown_bytes(deployment: Deployment) -> int:

@@ -12,13 +12,15 @@ from kvexp.contract import Deployment, InvalidValue, Knobs, Model
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 _VIDEO = re.compile(
-    r"VL|Omni|Intern|Glm4v|GlmOcr|LlavaNextVideo|LlavaOnevision|Gemma4|Qwen3_5|Exaone4_5|Molmo2"
-    r"|Keye|MiniCPMV|Ovis2_5"
+    r"(?<!Deepseek)(?<!OCR)(?<!HunYuan)(?<!Step3)VL|Omni|Intern|Glm4v|GlmOcr|LlavaNextVideo|LlavaOnevision|Gemma4|Qwen3_5|Exaone4_5|Molmo2"
+    r"|Keye|MiniCPM[VO]|Ovis2_5"
 )
 """Classes whose vision tower serves videos too."""
 
 
-_MROPE = re.compile(r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|Glm4v|GlmOcr|Keye")
+_MROPE = re.compile(
+    r"Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|Qwen3VL|Qwen3Omni|Qwen3_5|Glm4v|GlmOcr|Keye|PaddleOCRVL"
+)
 """Classes whose positions have a time, a height and a width (`MRotaryEmbedding`)."""
 
 

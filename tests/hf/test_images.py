@@ -72,6 +72,44 @@ ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers 
         {"width": {"sam_vit_b": {}, "clip-l-14-224": {}}},
         (693, 64 * 64 + 4 * 40 * 40, 768),
     ),
+    "paddleocr-vl": ("paddleocr_vl", {}, {**SIGLIP, "patch_size": 14}, (3600, 14400, 588)),
+    "glm-ocr": (
+        "glm_ocr",
+        {},
+        {"depth": 24, "hidden_size": 1024, "num_heads": 16, "patch_size": 14},
+        (6084, 24336, 1176),
+    ),
+    "smolvlm": (
+        "idefics3",
+        {"scale_factor": 3},
+        {**SIGLIP, "image_size": 384, "patch_size": 14},
+        (1377, 17 * 729, 588),
+    ),
+    "lfm2-vl": (
+        "lfm2_vl",
+        {"downsample_factor": 2},
+        {**SIGLIP, "patch_size": 16},
+        (256, 1024, 768),
+    ),
+    "phi-3.5-vision": ("phi3_v", {}, {}, (2653, 17 * 577, 588)),  # its class's known maximum
+    "phi-4-multimodal": (
+        "phi4mm",
+        {},
+        {},
+        (576 * 16 + 576 + 16 * 17 + 1, 37 * 1024, 588),  # its own sum for a column of 36 tiles
+    ),
+    "command a vision": (
+        "cohere2_vision",
+        {"downsample_factor": 2, "alignment_intermediate_size": 36864},
+        {**SIGLIP, "image_size": 512, "patch_size": 16},
+        (13 * 256, 13 * 1024, 768),
+    ),
+    "nemotron nano vl": (
+        "NemotronH_Nano_VL_V2",
+        {"force_image_size": 512, "downsample_ratio": 0.5},
+        {"args": {"model": "vit_huge_patch16_224"}, "patch_size": 16},
+        (13 * 256, 13 * 1034, 768),
+    ),
 }
 
 FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 tokens is
@@ -80,6 +118,8 @@ FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 to
     "gemma 4": (78, 630, 32),
     "gemma 4 12b": (78, 70, 32),
     "llava onevision": (196, 729, 32),
+    "glm-ocr": (1, 4, 31974),
+    "nemotron nano vl": (256, 1034, 128),
 }
 
 

@@ -158,6 +158,55 @@ CASES = [
         {"width": {"sam_vit_b": {}, "qwen2-0-5b": {"dim": 896}}},
         94_979_328 + 358_256_512 + 897 * 1280 + 1280,
     ),
+    (
+        "paddleocr_vl",
+        {"spatial_merge_size": 2},
+        1024,
+        {**SIGLIP, "image_size": 384, "intermediate_size": 4304, "num_hidden_layers": 27},
+        438_947_440,
+    ),
+    (
+        "dots_ocr",
+        {},
+        1536,
+        {
+            "embed_dim": 1536,
+            "hidden_size": 1536,
+            "intermediate_size": 4224,
+            "num_hidden_layers": 42,
+            "patch_size": 14,
+        },
+        1_262_091_264,
+    ),
+    (
+        "idefics3",
+        {"scale_factor": 3},
+        2048,
+        {**SIGLIP, "image_size": 384, "intermediate_size": 4304, "num_hidden_layers": 27},
+        434_220_912,
+    ),
+    (
+        "lfm2_vl",
+        {"downsample_factor": 2, "projector_hidden_size": 2560},
+        2048,
+        {
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 26,
+            "num_patches": 256,
+            "patch_size": 16,
+        },
+        397_410_208 + 17_053_184,
+    ),
+    ("phi3_v", {}, 3072, {}, 312_943_616),
+    ("phi4mm", {}, 3072, {}, 411_069_856 + 466_416_416),
+    (
+        "NemotronH_Nano_VL_V2",
+        {"projector_hidden_size": 20480},
+        5120,
+        {"args": {"model": "vit_huge_patch16_224"}, "patch_size": 16},
+        651_727_360 + 5120 + 5120 * 20480 + 20480 * 5120,
+    ),
 ]
 
 
