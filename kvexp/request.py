@@ -64,6 +64,7 @@ ROPE_TYPES = (
     "llama3",
     "mrope",
     "proportional",
+    "xdrope",
     "ntk",
     *OLD_ROPE_TYPES,
 )

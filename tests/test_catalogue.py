@@ -363,7 +363,17 @@ def test_a100_carries_the_name_that_engines_look_for(name):
 
 IMAGES = (
     *("Qwen2VL", "Qwen2_5", "Qwen3VL", "Qwen3_5", "Qwen3Omni", "Gemma3For", "Gemma4For"),
-    *("DeepseekOCR", "DotsOCR", "Gemma3n", "Glm4v", "GlmOcr", "InternVL", "Kimi", "Llama4", "Llava"),
+    *(
+        "DeepseekOCR",
+        "DotsOCR",
+        "Gemma3n",
+        "Glm4v",
+        "GlmOcr",
+        "InternVL",
+        "Kimi",
+        "Llama4",
+        "Llava",
+    ),
     *("MiniCPMV", "Mistral3", "Mllama", "PaddleOCR", "Phi3V", "Voxtral", "Whisper"),
 )
 """Classes whose images a config.json says, by the rules of `kvexp.hf.images`."""

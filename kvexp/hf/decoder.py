@@ -57,6 +57,8 @@ TEXT_TYPES = {
     "glm_ocr_text": "glm4",
     "dots_ocr": "qwen2",
     "phi3_v": "phi3",
+    "hunyuan_vl": "hunyuan_v1_dense",
+    "hunyuan_vl_text": "hunyuan_v1_dense",
     "minimax_m3": "minimax_m3_vl_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "minimax_text_01": "minimax",

@@ -15,6 +15,12 @@ OCR_TILES, OCR_MERGE = 2, 4  # tiles along a side of vLLM's dummy image, patches
 PHI3_TILES, PHI4_TILES, COHERE_TILES, NEMOTRON_TILES = 16, 36, 12, 12
 PADDLE_PIXELS, DOTS_PIXELS = 2_822_400, 11_289_600  # max_pixels of their processors
 LFM_TOKENS = 256  # max_image_tokens of its processor
+HUNYUAN_SIDES = (512, 8192)  # of vLLM's dummy image, which its processor leaves as it is
+OVIS_SIDE, OVIS_VIDEO = 1792, 2  # of vLLM's dummy image; its frames at the model's longest context
+OVIS_INDICATORS, OVIS_LOGITS = (
+    4,
+    4,
+)  # rows beside the head's, tensors of a softmax in fp32 and its cast
 SQUARED = 3  # tensors of a ReLU and its square
 
 
@@ -114,6 +120,28 @@ def lfm2_vl(around: Section, tower: Section, patch: int) -> Item:
     return Item(tokens=LFM_TOKENS, patches=LFM_TOKENS * factor * factor)
 
 
+def hunyuan_vl(around: Section, tower: Section, patch: int) -> Item:
+    """A long image, a newline a row of tokens, one token before and one behind."""
+    width, height = (side // patch for side in HUNYUAN_SIDES)
+    around.assume("vision_config: images of 512 by 8192 pixels, as vLLM's dummy")
+    tokens = height // MERGE * (width // MERGE + 1) + 2
+    return Item(tokens=tokens, patches=width * height)
+
+
+def ovis2_5(around: Section, tower: Section, patch: int) -> Item:
+    """vLLM's dummy image; tokens are chosen from a visual vocabulary by a softmax."""
+    around.assume("vit_config: images of 1792 by 1792 pixels, as vLLM's dummy, videos of two")
+    stride = tower.assumed("hidden_stride", default=MERGE, why=WHY, most=OVIS_SIDE // patch)
+    vocabulary = around.assumed("visual_vocab_size", default=65536, why=WHY)
+    side = OVIS_SIDE // patch
+    return Item(
+        tokens=(side // stride) ** 2,
+        patches=side * side,
+        video_items=OVIS_VIDEO,
+        projected=OVIS_LOGITS * max(1, vocabulary - OVIS_INDICATORS),
+    )
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NEMOTRON, nemotron_vl),
     "aya_vision": cohere_vision,
@@ -121,8 +149,10 @@ RULES: dict[str, Rule] = {
     "deepseek_ocr": deepseek_ocr,
     "deepseek_ocr2": deepseek_ocr2,
     "dots_ocr": dots_ocr,
+    "hunyuan_vl": hunyuan_vl,
     "lfm2_vl": lfm2_vl,
     "lfm2-vl": lfm2_vl,
+    "ovis2_5": ovis2_5,
     "paddleocr_vl": paddleocr_vl,
     "phi3_v": phi3_v,
     "phi4mm": phi4mm,

@@ -67,7 +67,7 @@ def rope(
             f"config.json: {inner.name_of('rope_type', 'type')} must be one of"
             f" {', '.join(ROPE_TYPES)}, got {kind!r}"
         )
-    if kind in ("default", "mrope", "proportional"):
+    if kind in ("default", "mrope", "proportional", "xdrope"):
         return theta, _partial(section, inner, {}, head_dim)
     scaling: dict[str, Any] = {"rope_type": OLD_ROPE_TYPES.get(kind, kind)}
     factor = inner.number("factor")

@@ -53,19 +53,18 @@ class _Class:
 
     `around_norms`: norms before and behind all layers. `frames`: images that share a patch.
     `positions`: learned ones, a patch each (`patches`), one more for a class token whose embedding
-    is learned too (`class`), or as many as the config says (`stated`, `rows`). `head_norms`: a norm
+    is learned too (`class`), or as many as the config says (`stated`, `rows`), or of the
+    largest image and one more (`largest`). `head_norms`: a norm
     for queries of a head and one for keys.
     """
 
-    projector: Literal[
-        "merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3", "idefics3", "lfm2"
-    ]
+    projector: str
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
     around_norms: int = 0
     frames: int = 1
-    positions: Literal["patches", "class", "stated", "rows"] | None = None
+    positions: Literal["patches", "class", "stated", "rows", "largest"] | None = None
     head_norms: bool = False
 
 
@@ -107,6 +106,8 @@ CLASSES = {
         ("lfm2_vl", "lfm2-vl"),
         _Class(projector="lfm2", patch_bias=True, around_norms=1, positions="rows"),
     ),
+    "hunyuan_vl": _Class(projector="hunyuan", patch_bias=True, positions="largest"),
+    "ovis2_5": _Class(projector="ovis2_5", patch_bias=True, around_norms=1, positions="patches"),
     "dots_ocr": _Class(
         projector="merger",
         rms=True,
@@ -311,6 +312,9 @@ def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
     """Rows of learned positions, with that of a class token where there is one."""
     if known.positions is None:
         return 0
+    if known.positions == "largest":
+        side = tower.assumed("max_image_size", default=2048, why=_WHY, most=MOST_SIDE)
+        return (side // sizes.patch) ** 2 + 1
     if known.positions == "rows":
         return tower.assumed("num_patches", default=256, why=_WHY, most=MOST_POSITIONS)
     if known.positions == "stated":
@@ -342,6 +346,14 @@ def _projector(
     if known.projector == "idefics3":
         scale = around.assumed("scale_factor", default=2, why=_WHY, most=MOST_PATCH)
         return scale * scale * width * hidden
+    if known.projector == "hunyuan":
+        merged = 4 * width
+        inner = (merged + 1) * 2 * width + (2 * width + 1) * merged
+        return inner + (merged + 1) * hidden + merged + 3 * hidden + width + hidden
+    if known.projector == "ovis2_5":
+        rows = around.assumed("visual_vocab_size", default=65536, why=_WHY, most=MOST_POSITIONS)
+        stride = tower.assumed("hidden_stride", default=2, why=_WHY, most=MOST_PATCH)
+        return (stride * stride * width + 2) * max(0, rows - 4) + rows * hidden
     if known.projector == "lfm2":
         factor = around.assumed("downsample_factor", default=2, why=_WHY, most=MOST_PATCH)
         inner, merged = around.assumed("projector_hidden_size", default=2560, why=_WHY), factor**2

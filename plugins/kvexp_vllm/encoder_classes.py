@@ -15,6 +15,7 @@ class Pass:
 
     `at_once`: images, or tiles where it has them, that pass together; 0 for all of them. `tables`:
     fp32 tables of half a head that turning keeps beside. `indices`: whole numbers of a position.
+    `kept_rows`: positions whose embeddings the first forward keeps in fp32.
     """
 
     whole: int
@@ -23,12 +24,15 @@ class Pass:
     at_once: int = 0
     tables: int = 0
     indices: int = 0
+    kept_rows: int = 0
 
 
 PASSES = {
     "DotsOCRFor": Pass(whole=2, shared=18, beside_mlp=3, tables=3),
+    "HunYuanVL": Pass(whole=2, shared=4, beside_mlp=3, at_once=1, kept_rows=128 * 128),
     "Lfm2Vl": Pass(whole=3, shared=4, beside_mlp=4),
     "NemotronH_Nano_VL": Pass(whole=2, shared=4, beside_mlp=3, at_once=128),
+    "Ovis2_5": Pass(whole=3, shared=9, beside_mlp=4, tables=8),
     "PaddleOCRVL": Pass(whole=3, shared=15, beside_mlp=4, at_once=1, tables=3, indices=8),
 }
 """By the first letters of a class."""

@@ -112,7 +112,7 @@ def _passed(deployment: Deployment, passing: Pass, positions: int, pixel_bytes: 
     size = max(together * elements, _projected_elements(deployment, together)) * item
     size += (positions - together) * hidden * item + pixel_bytes
     size += together * passing.tables * _half_head(encoder) * FP32_BYTES
-    size += together * passing.indices * INT64_BYTES
+    size += together * passing.indices * INT64_BYTES + _kept_rows_bytes(deployment)
     size += workspace_bytes(deployment) + BIAS_WORKSPACE_BYTES
     return _by_its_code(deployment, size)
 
@@ -291,6 +291,16 @@ def _half_head(encoder: Encoder) -> int:
     return encoder.hidden_size // heads // 2 if heads else 0
 
 
+def _kept_rows_bytes(deployment: Deployment) -> int:
+    """Embeddings of positions in fp32 that a class keeps from its first forward on."""
+    passing, encoder = (
+        encoder_classes.pass_of(deployment.model.architecture),
+        deployment.model.encoder,
+    )
+    assert encoder is not None
+    return passing.kept_rows * encoder.hidden_size * FP32_BYTES if passing else 0
+
+
 def _kept_table_bytes(encoder: Encoder) -> int:
     """Rotary pairs in fp32 of all positions that an image may have, made by the first forward."""
     if not encoder.num_attention_heads:
@@ -302,12 +312,12 @@ def _kept_table_bytes(encoder: Encoder) -> int:
 def kept_bytes(deployment: Deployment, rules: VersionRules, images: int) -> int:
     """What outlives the forward beside its outputs, from 0.12 on.
 
-    A workspace, the tables of encoders that order positions anew by windows, and the whole rotary
-    table of MoonViT, before 0.12 too.
+    A workspace, the tables of encoders that order positions anew by windows, and the tables that a
+    first forward makes (MoonViT, HunYuan-VL), before 0.12 too.
     """
     encoder = deployment.model.encoder
     assert encoder is not None
-    kept = _kept_table_bytes(encoder)
+    kept = _kept_table_bytes(encoder) + _kept_rows_bytes(deployment)
     if not rules.turns_queries_in_dtype:
         return kept
     kept += BIAS_WORKSPACE_BYTES - bias_workspace_bytes(deployment)

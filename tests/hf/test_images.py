@@ -104,6 +104,8 @@ ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers 
         {**SIGLIP, "image_size": 512, "patch_size": 16},
         (13 * 256, 13 * 1024, 768),
     ),
+    "hunyuan ocr": ("hunyuan_vl", {}, {**SIGLIP, "patch_size": 16}, (256 * 17 + 2, 16384, 768)),
+    "ovis 2.5": ("ovis2_5", {}, {**SIGLIP, "patch_size": 16}, (3136, 12544, 768)),
     "nemotron nano vl": (
         "NemotronH_Nano_VL_V2",
         {"force_image_size": 512, "downsample_ratio": 0.5},

@@ -198,6 +198,26 @@ CASES = [
         },
         397_410_208 + 17_053_184,
     ),
+    (
+        "hunyuan_vl",
+        {},
+        1024,
+        {**SIGLIP, "patch_size": 16, "intermediate_size": 4304, "num_hidden_layers": 27},
+        457_198_064,
+    ),
+    (
+        "ovis2_5",
+        {"visual_vocab_size": 65536},
+        2048,
+        {
+            **SIGLIP,
+            "image_size": 512,
+            "patch_size": 16,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+        },
+        849_854_696,
+    ),
     ("phi3_v", {}, 3072, {}, 312_943_616),
     ("phi4mm", {}, 3072, {}, 411_069_856 + 466_416_416),
     (
