@@ -374,7 +374,8 @@ IMAGES = (
         "Llama4",
         "Llava",
     ),
-    *("MiniCPMV", "Mistral3", "Mllama", "PaddleOCR", "Phi3V", "Voxtral", "Whisper"),
+    *("HunYuanVL", "MiniCPMV", "Mistral3", "Mllama", "NemotronH_Nano_VL", "PaddleOCR", "Phi3V"),
+    *("Phi4MM", "Voxtral", "Whisper"),
 )
 """Classes whose images a config.json says, by the rules of `kvexp.hf.images`."""
 
