@@ -289,3 +289,34 @@ def test_weights_of_two_that_read_pages(model, version, printed):
     found = kvexp.run([f"model={model}", "gpu=l4", f"engine.version={version}", "util=0.95"])
 
     assert found.profile.weights_bytes == pytest.approx(printed * GIB, rel=0.001)
+
+
+V1 = "gpu=h200 enforce_eager=true engine.v2_model_runner=false max_num_seqs=16"
+WORKSPACES = 33_554_432 + 1_048_576  # cuBLAS's on an H200
+
+FIGURES = {  # what is alive at the widest point by the class's code, bytes of two
+    "deepseek_ocr max_num_batched_tokens=2048": (  # a bias of all pairs in twelve heads of SAM's
+        12 * 4096**2 * 2 + 8 * 768 * 4096 * 2,
+        2 * (10496 * 768 + 693 * 1280) * 2,  # pixels and outputs of two images
+    ),
+    "dots_ocr max_num_batched_tokens=2048": (  # queries and keys of an image turned in fp32
+        57600 * (20 * 1536 * 2 + 3 * 64 * 4),
+        57600 * 588 * 2,
+    ),
+    "hunyuan_ocr max_num_batched_tokens=8192": (  # one image, and positions in fp32
+        16384 * (3 * 1152 + 2 * 4304) * 2 + 16384 * 1152 * 4,
+        16384 * 768 * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", FIGURES)
+def test_peak_of_an_encoder_is_what_its_code_keeps(asked):
+    layers, held = FIGURES[asked]
+    part = kvexp.run(
+        ["model=" + asked.split()[0], *V1.split(), asked.split()[1]]
+    ).profile.activation
+
+    assert "encoder" in part.reason
+    assert part.size_bytes == layers + held + WORKSPACES
+    assert part.low_bytes < 0.91 * part.size_bytes  # it was never measured

@@ -41,7 +41,10 @@ SHARED_PROJECTORS = ("Cohere2Vision",)
 """Classes whose ranks share the projector."""
 
 MASKED = ("Idefics3", "SmolVLM")
-"""Classes that take a mask of the pixels beside them, and copy both for the encoder."""
+"""Classes that take a mask of the pixels beside them."""
+
+COPIED = (*MASKED, "MiniCPMO", "MiniCPMV", "Phi4MM")
+"""Classes that copy what the encoder takes, into one tensor or without what is padding."""
 
 MEASURED = (
     *("Gemma3For", "Glm4v", "GlmOcr", "Idefics3", "InternS1", "InternVL", "PaddleOCRVL"),

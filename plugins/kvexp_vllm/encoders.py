@@ -158,7 +158,8 @@ def _biased(deployment: Deployment, beside_bytes: int) -> Peak:
     whole = encoder.whole_patches * (8 * encoder.hidden_size + heads * encoder.whole_patches)
     tiles = encoder.patches_per_item - encoder.whole_patches
     size = max(whole, tiles * (11 * encoder.hidden_size + heads * tile)) * item
-    return around("encoder", beside_bytes + size, "its code alone", spread=0.1)
+    size += beside_bytes + workspace_bytes(deployment)
+    return around("encoder", size, "its code alone", spread=0.1)
 
 
 def _lasting_elements(encoder: Encoder, rules: VersionRules) -> int:

@@ -169,7 +169,8 @@ def _pixel_bytes(
     numbers = encoder.patch_size
     if deployment.model.architecture.startswith(encoder_classes.MASKED):
         numbers += numbers // COLOURS
-        copies += encoding
+    if encoding and deployment.model.architecture.startswith(encoder_classes.COPIED):
+        copies += 1
     return images.held * encoder.patches_per_item * numbers * item * copies
 
 
