@@ -226,10 +226,11 @@ class Encoder:
     by windows; `copies_projections`: those are copied first (GLM).
     `deepstack_layers`: outputs of so many layers go into the decoder's first layers beside the last
     one's. `projected_size`: numbers that the projector makes of a token at its widest, where that
-    may be more than the encoder's layers make. `one_hot_positions`: rows of the table that each
-    side of a position is looked up in, by older transformers with one-hot rows of it (Gemma 4).
-    `looks_ahead`: positions of an item look at later ones in the decoder, so that it is in one step
-    (`use_bidirectional_attention`).
+    may be more than the encoder's layers make. `convolved_channels`: audio of `patch_size` bins
+    passes convolutions of so many channels first, in windows of `tile_patches`.
+    `one_hot_positions`: rows of the table that each side of a position is looked up in, by older
+    transformers with one-hot rows of it (Gemma 4). `looks_ahead`: positions of an item look at
+    later ones in the decoder, so that it is in one step (`use_bidirectional_attention`).
     """
 
     tokens_per_item: int = MISSING
@@ -257,6 +258,7 @@ class Encoder:
     copies_projections: bool = False
     deepstack_layers: int = 0
     projected_size: int = 0
+    convolved_channels: int = 0
     one_hot_positions: int = 0
     looks_ahead: bool = False
 

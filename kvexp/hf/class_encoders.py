@@ -129,6 +129,20 @@ def radio_parameters(tower: Section, around: Section, hidden: int) -> int:
     return layers * layer + rows * width + merged * (1 + inner) + inner * hidden
 
 
+WINDOWED_AUDIO = ("qwen3_asr_audio_encoder", "qwen3_omni_moe_audio_encoder")
+
+
+def windowed_audio_parameters(tower: Section, hidden: int) -> int:
+    """Qwen3's encoder of audio: three convolutions that halve, layers, two projections."""
+    width, layers = tower.required("d_model"), tower.required("encoder_layers")
+    mlp, out = tower.required("encoder_ffn_dim"), tower.integer("output_dim") or hidden
+    channels = tower.integer("downsample_hidden_size") or 480
+    bins = -(-(tower.integer("num_mel_bins") or 128) // 8)
+    layer = 4 * width * width + 2 * width * mlp + 9 * width + mlp
+    convolutions = 10 * channels + 2 * (9 * channels + 1) * channels + channels * bins * width
+    return layers * layer + convolutions + (width + 3) * width + (width + 1) * out
+
+
 def _plain(sizes: dict[str, int]) -> int:
     """Layers with biases and norms, patches without a bias, a position each."""
     width, mlp, patch = sizes["hidden_size"], sizes["intermediate_size"], sizes["patch_size"]

@@ -44,6 +44,7 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen2_5_omni_text": "qwen2",
     "qwen3_vl_text": "qwen3",
+    "qwen3_asr_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
     "qwen3_omni_moe_text": "qwen3_moe",
     "minicpm": "llama",

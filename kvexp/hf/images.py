@@ -20,8 +20,8 @@ from kvexp.request import Encoder
 
 _SIZES = (1024, 24, 4096, 14)
 _WIDTH = ("embed_dim", "vt_hidden_size", "d_model", "width", "hidden_size")
-_HEADS = ("num_attention_heads", "vt_num_attention_heads", "num_heads")
-_LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers")
+_HEADS = ("num_attention_heads", "vt_num_attention_heads", "num_heads", "encoder_attention_heads")
+_LAYERS = ("num_hidden_layers", "vt_num_hidden_layers", "depth", "layers", "encoder_layers")
 MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
 MOONVIT_POSITIONS = 512 * 512  # of its rotary table
 GEMMA4_POSITIONS = 10240  # rows of its table
@@ -81,6 +81,7 @@ def encoder(config: Section) -> Encoder | None:
         windowed=tower.has("window_size") or kind.startswith("qwen2_5"),
         copies_projections=kind.startswith(("glm4v", "glm_ocr")),
         projected_size=item.projected,
+        convolved_channels=item.channels,
         deepstack_layers=len(tower.integers("deepstack_visual_indexes") or ()),
         one_hot_positions=_one_hot_positions(tower) if kind == "gemma4" else 0,
         looks_ahead=config.text("use_bidirectional_attention") == "vision",

@@ -20,6 +20,7 @@ class Item:
     where it passes before them. `numbers`: of a patch, where it is no square of pixels. `widths`:
     of a convolutional encoder's widest layer, before and in its bottleneck, or of a projection and
     no MLP. `projected`: numbers that its projector makes of a token at once, where that is much.
+    `channels`: of the convolutions that audio passes first.
     """
 
     tokens: int
@@ -33,6 +34,7 @@ class Item:
     numbers: int | None = None
     widths: tuple[int, int] | None = None
     projected: int = 0
+    channels: int = 0
 
 
 Rule = Callable[[Section, Section, int], Item]

@@ -29,6 +29,7 @@ KIMI25_SIDE, KIMI25_PATCHES = 3000, 16384
 ONEVISION_SIDES = (1153, 944)  # width and height of vLLM's dummy image
 ONEVISION_TILES, ONEVISION_SHRINKS, ONEVISION_FRAMES = 9, 1.1, 32
 VOXTRAL_MERGE, VOXTRAL_SAMPLES = 4, 320  # positions of a token, samples of a position
+ASR_FRAMES, ASR_TOKENS, ASR_WINDOW = 3000, 390, 100  # of 30 seconds; frames of half a window
 READS_VIDEOS = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss")
 """Language models of InternVL whose vocabulary has a token for videos."""
 
@@ -343,6 +344,19 @@ def qwen2_audio(around: Section, tower: Section, patch: int) -> Item:
     return Item(tokens=positions // MERGE, patches=positions, numbers=MERGE * bins)
 
 
+def qwen3_asr(around: Section, tower: Section, patch: int) -> Item:
+    """Audio of 30 seconds, in windows that a convolution takes together."""
+    window = 2 * tower.assumed("n_window", default=ASR_WINDOW, why=WHY, most=ASR_FRAMES)
+    around.assume(f"audio_config: audio of {ASR_FRAMES} frames")
+    return Item(
+        tokens=ASR_TOKENS,
+        patches=ASR_FRAMES,
+        tile=min(window, ASR_FRAMES),
+        numbers=tower.assumed("num_mel_bins", default=128, why=WHY, most=MOST_SIDE),
+        channels=tower.assumed("downsample_hidden_size", default=480, why=WHY),
+    )
+
+
 def _grids(around: Section, name: str, tower: Section, *, default: int) -> list[tuple[int, int]]:
     """Rows and columns of tiles of each size that an image may have.
 
@@ -406,7 +420,11 @@ RULES: dict[str, Rule] = {
 }
 """Images of a type of model."""
 
-AUDIO_RULES: dict[str, Rule] = {"qwen2_audio": qwen2_audio, "voxtral": voxtral}
+AUDIO_RULES: dict[str, Rule] = {
+    "qwen2_audio": qwen2_audio,
+    "qwen3_asr": qwen3_asr,
+    "voxtral": voxtral,
+}
 """Audio of types that take nothing else."""
 
 UNPATCHED = ("gemma3n", *AUDIO_RULES)

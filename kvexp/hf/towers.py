@@ -220,6 +220,8 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
     around = config.around().text("model_type") or ""
     if around == "gemma4_unified":
         return _gemma4_unified(tower, hidden)
+    if tower.text("model_type") in class_encoders.WINDOWED_AUDIO and tower.has("d_model"):
+        return class_encoders.windowed_audio_parameters(tower, hidden)
     if around in class_encoders.NEMOTRON and tower.has("args", "version"):
         return class_encoders.radio_parameters(tower, config.around(), hidden)
     defaults = DEFAULTS.get(kind, (None, None, None, None))

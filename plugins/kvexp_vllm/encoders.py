@@ -26,6 +26,7 @@ n = tensor-parallel size, e = bytes of an element. Elements a position:
                and its norm, the projections (or what is gathered of them) and one that is normed
                already beside the fp32 norm of the other; at least 4 h + 2 I / n
     audio    = 3 h + 2 I / n: the layer's input, its residual and norm beside the MLP
+    windows  = twice the first convolution's output, of as many windows of audio as pass together
     others   = 4 h + 2 I / n, 3 I / n where the MLP is gated; `encoder_classes` has those that
                differ by their class
 """
@@ -54,6 +55,8 @@ GEMMA4_SHARE = 10  # of the card, at most this part for one-hot positions
 GEMMA4_SIDES = 2  # across and down
 INT64_BYTES = 8
 
+CONVOLVED_WINDOWS = 500  # that a convolution of audio takes together
+
 INDEX_BYTES = 24  # of a position of the encoder: token, position and slot, 8 bytes each
 
 
@@ -68,6 +71,8 @@ def forward(
     """The peak of one forward over `positions`, beside its `pixel_bytes` or all that is alive."""
     encoder = deployment.model.encoder
     assert encoder is not None
+    if encoder.convolved_channels:
+        return _windows(deployment, positions, pixel_bytes)
     if hears(deployment.model):
         return _audio(deployment, rules, positions, pixel_bytes)
     if not encoder.intermediate_size:
@@ -144,6 +149,20 @@ def _projected_elements(deployment: Deployment, positions: int) -> int:
     width = encoder.projected_size // (deployment.tp if shared else 1)
     tokens = positions * encoder.tokens_per_item // encoder.patches_per_item
     return 2 * positions * encoder.hidden_size + tokens * width
+
+
+def _windows(deployment: Deployment, frames: int, feature_bytes: int) -> Peak:
+    """The first convolution of Qwen3's audio encoder (0.13 to 0.33 `qwen3_omni_moe_thinker.py`).
+
+    It halves frames and bins; its output and what GELU makes of it stand beside the windows of all
+    audio. cuDNN's workspace may come to it.
+    """
+    encoder, item = deployment.model.encoder, deployment.dtype.itemsize_bytes
+    assert encoder is not None
+    together = min(frames, CONVOLVED_WINDOWS * encoder.tile_patches)
+    made = together * encoder.convolved_channels * encoder.patch_size // 4 * item
+    size = 2 * made + 2 * feature_bytes
+    return around("encoder", size, "its code alone", spread=0.1, above_bytes=made)
 
 
 def _biased(deployment: Deployment, beside_bytes: int) -> Peak:

@@ -175,6 +175,18 @@ def test_encoders_of_omni_stand_beside_its_thinkers_language_model():
     assert (found.hidden_size, found.rotary) == (1280, True)
 
 
+def test_audio_of_qwen3_asr_is_30_seconds_in_windows():
+    """13 positions of every hundred frames, by its processor."""
+    audio = {"d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 4096, "n_window": 50}
+    thinker = {"text_config": QWEN3, "audio_config": audio}
+    config = {"model_type": "qwen3_asr", "thinker_config": thinker}
+
+    found = decoder_facts(config, "thinker_config.text_config", [], {})["encoder"]
+
+    assert (found.tokens_per_item, found.patches_per_item) == (390, 3000)
+    assert (found.tile_patches, found.patch_size, found.convolved_channels) == (100, 128, 480)
+
+
 def test_several_selected_layers_keep_the_outputs_of_all():
     kind, around, vision, _ = ITEMS["granite vision"]
     around = {**around, "vision_feature_layer": [-24, -20, -12, -1]}

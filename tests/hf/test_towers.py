@@ -248,6 +248,22 @@ def test_an_encoder_of_a_known_class_is_counted_exactly(kind, around, hidden, vi
     assert not any("plain encoder" in note for note in notes)
 
 
+def test_qwen3s_encoder_of_audio_is_counted_exactly():
+    audio = {
+        "model_type": "qwen3_asr_audio_encoder",
+        "d_model": 1024,
+        "encoder_layers": 24,
+        "encoder_ffn_dim": 4096,
+        "output_dim": 2048,
+    }
+    thinker = {"text_config": {"model_type": "llama", **TEXT}, "audio_config": audio}
+    config = {"model_type": "qwen3_asr", "thinker_config": thinker}
+
+    facts = decoder_facts(config, "thinker_config.text_config", [], {})
+
+    assert facts["tower_parameters"] == facts["audio_tower_parameters"] == 317_477_504
+
+
 def test_another_encoder_under_a_known_model_is_an_estimate():
     notes: list[str] = []
     config = {
