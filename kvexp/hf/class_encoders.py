@@ -57,7 +57,11 @@ _CONFORMER_REST = 16_160  # a bias of distances in each head, mean and deviation
 _SUBSAMPLED = 10  # bins of a position after its convolutions
 
 
-NEMOTRON = ("NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3")
+NEMOTRON = (
+    "NemotronH_Nano_VL_V2",
+    "NemotronH_Nano_Omni_Reasoning_V3",
+    "NemotronH_Super_Omni_Reasoning_V3",
+)
 _RADIO = {
     "vit_base_patch16_224": (768, 12, 12, 3072),
     "vit_large_patch16_224": (1024, 24, 16, 4096),

@@ -7,7 +7,7 @@ and noted.
 
 import math
 
-from kvexp.hf import more_items
+from kvexp.hf import class_items
 from kvexp.hf.item import FRAMES, LONGEST, MERGE, MOST_TILES, MOST_TOKENS, WHY, Item, Rule
 from kvexp.hf.section import Section
 from kvexp.hf.towers import MOST_PATCH, MOST_SIDE, patches_a_side
@@ -384,7 +384,7 @@ def _selected(around: Section, side: int, tower: Section) -> int:
 
 
 RULES: dict[str, Rule] = {
-    **more_items.RULES,
+    **class_items.RULES,
     "deepseek_vl_v2": deepseek_vl2,
     "gemma3": gemma3,
     "gemma3n": gemma3n,

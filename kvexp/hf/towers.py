@@ -106,6 +106,10 @@ CLASSES = {
         ("lfm2_vl", "lfm2-vl"),
         _Class(projector="lfm2", patch_bias=True, around_norms=1, positions="rows"),
     ),
+    **dict.fromkeys(
+        ("aya_vision", "cohere2_vision"),
+        _Class(projector="cohere", patch_bias=True, around_norms=1, positions="patches"),
+    ),
     "hunyuan_vl": _Class(projector="hunyuan", patch_bias=True, positions="largest"),
     "ovis2_5": _Class(projector="ovis2_5", patch_bias=True, around_norms=1, positions="patches"),
     "dots_ocr": _Class(
@@ -348,6 +352,11 @@ def _projector(
     if known.projector == "idefics3":
         scale = around.assumed("scale_factor", default=2, why=_WHY, most=MOST_PATCH)
         return scale * scale * width * hidden
+    if known.projector == "cohere":
+        factor = around.assumed("downsample_factor", default=2, why=_WHY, most=MOST_PATCH)
+        inner, merged = around.integer("alignment_intermediate_size") or hidden, factor**2 * width
+        own_norm = 2 * merged if around.text("model_type") == "aya_vision" else 0
+        return own_norm + (merged + 1) * inner + (inner // 2 + 1) * hidden
     if known.projector == "hunyuan":
         merged = 4 * width
         inner = (merged + 1) * 2 * width + (2 * width + 1) * merged

@@ -29,9 +29,9 @@ class Pass:
 
 PASSES = {
     "DotsOCRFor": Pass(whole=2, shared=18, beside_mlp=3, tables=3),
-    "HunYuanVL": Pass(whole=2, shared=4, beside_mlp=3, at_once=1, kept_rows=128 * 128),
+    "HunYuanVL": Pass(whole=2, shared=4, beside_mlp=4, at_once=1, kept_rows=128 * 128),
     "Lfm2Vl": Pass(whole=3, shared=4, beside_mlp=4),
-    "NemotronH_Nano_VL": Pass(whole=2, shared=4, beside_mlp=3, at_once=128),
+    "NemotronH_": Pass(whole=2, shared=4, beside_mlp=3, at_once=128),
     "Ovis2_5": Pass(whole=3, shared=9, beside_mlp=4, tables=8),
     "PaddleOCRVL": Pass(whole=3, shared=15, beside_mlp=4, at_once=1, tables=3, indices=8),
 }

@@ -199,6 +199,19 @@ CASES = [
         397_410_208 + 17_053_184,
     ),
     (
+        "cohere2_vision",  # SigLIP's of 512 pixels, and the projector of transformers' modules
+        {"downsample_factor": 2, "alignment_intermediate_size": 36864},
+        12288,
+        {
+            **SIGLIP,
+            "image_size": 512,
+            "patch_size": 16,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+        },
+        413_534_448 + 396_410_880,
+    ),
+    (
         "hunyuan_vl",
         {},
         1024,

@@ -4,6 +4,7 @@ Each as vLLM 0.26 makes it for its profile run; processors' published limits are
 """
 
 import math
+from dataclasses import replace
 
 from kvexp.hf.class_encoders import NEMOTRON, RADIO_PREFIX
 from kvexp.hf.item import LONGEST, MERGE, WHY, Item, Rule
@@ -63,7 +64,13 @@ def _column(around: Section, side: int, tiles: int, classes: int) -> Item:
     return Item(tokens=tokens, patches=(tiles + 1) * tile, tile=tile)
 
 
-def cohere_vision(around: Section, tower: Section, patch: int) -> Item:
+def aya_vision(around: Section, tower: Section, patch: int) -> Item:
+    """As Command A Vision's, its gate not joined with the product."""
+    aligned = around.assumed("alignment_intermediate_size", default=28672, why=WHY)
+    return replace(cohere2_vision(around, tower, patch), projected=2 * aligned)
+
+
+def cohere2_vision(around: Section, tower: Section, patch: int) -> Item:
     """Tiles and the whole image; its projector merges patches, with a gate."""
     side = patches_a_side(tower, patch, default=364, why=WHY)
     factor = around.assumed("downsample_factor", default=MERGE, why=WHY, most=side)
@@ -144,8 +151,8 @@ def ovis2_5(around: Section, tower: Section, patch: int) -> Item:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(NEMOTRON, nemotron_vl),
-    "aya_vision": cohere_vision,
-    "cohere2_vision": cohere_vision,
+    "aya_vision": aya_vision,
+    "cohere2_vision": cohere2_vision,
     "deepseek_ocr": deepseek_ocr,
     "deepseek_ocr2": deepseek_ocr2,
     "dots_ocr": dots_ocr,
