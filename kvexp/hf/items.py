@@ -405,6 +405,7 @@ RULES: dict[str, Rule] = {
     "llava_onevision": llava_onevision,
     "minicpmo": minicpmv,
     "minicpmv": minicpmv,
+    "lighton_ocr": mistral3,
     "mistral3": mistral3,
     "mllama": mllama,
     "paligemma": paligemma,
@@ -416,6 +417,7 @@ RULES: dict[str, Rule] = {
     "qwen3_vl_moe": qwen3,
     "qwen3_5": qwen3,
     "qwen3_5_moe": qwen3,
+    "skywork_chat": internvl_chat,
     "smolvlm": idefics3,
 }
 """Images of a type of model."""

@@ -78,7 +78,10 @@ CLASSES = {
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_next": _Class(projector="linears", around_norms=2, positions="class"),
     "llava_onevision": _Class(projector="linears", patch_bias=True, positions="patches"),
-    "mistral3": _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+    **dict.fromkeys(
+        ("lighton_ocr", "mistral3"),
+        _Class(projector="mistral3", rms=True, bias=False, around_norms=1),
+    ),
     "minimax_m3_vl": _Class(projector="minimax_m3", frames=2, around_norms=1),
     **dict.fromkeys(
         ("glm4v", "glm4v_moe"),
@@ -126,6 +129,7 @@ _OWN = {
     "llava": "clip_vision_model",
     "llava_next": "clip_vision_model",
     "llava_onevision": "siglip_vision_model",
+    "lighton_ocr": "pixtral",
     "mistral3": "pixtral",
 }
 """The type of the encoder that the class was read for, where a model may have another."""

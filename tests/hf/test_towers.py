@@ -110,6 +110,19 @@ CASES = [
         438_958_080,
     ),
     (
+        "lighton_ocr",
+        {"spatial_merge_size": 2},
+        5120,
+        {
+            "model_type": "pixtral",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "patch_size": 14,
+        },
+        438_958_080,
+    ),
+    (
         "glm4v",
         {},
         4096,
