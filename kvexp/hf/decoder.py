@@ -77,6 +77,12 @@ BY_CLASS = {
 }
 """Types that their class tells apart, whose configs share a name."""
 
+MINICPM = {
+    "minicpmv": {"2.5": "llama", "2.6": "qwen2", "4": "llama", "4.0": "llama", "4.5": "qwen3"},
+    "minicpmo": {"None": "qwen2", "2.6": "qwen2", "4.5": "qwen3"},
+}
+"""Types that their version tells apart (vLLM 0.26 `models/minicpmv.py`, `minicpmo.py`)."""
+
 OVERRIDABLE = (
     "hidden_size",
     "intermediate_size",
@@ -260,6 +266,8 @@ def _model_type(section: Section, stated: str) -> str:
     for prefix, own in BY_CLASS.items():
         if names[0].startswith(prefix):
             return own
+    if stated in MINICPM:
+        return MINICPM[stated].get(str(section.get("version")), stated)
     return TEXT_TYPES.get(stated, stated)
 
 

@@ -113,6 +113,10 @@ CLASSES = {
         ("aya_vision", "cohere2_vision"),
         _Class(projector="cohere", patch_bias=True, around_norms=1, positions="patches"),
     ),
+    **dict.fromkeys(
+        ("minicpmo", "minicpmv"),
+        _Class(projector="resampler", patch_bias=True, around_norms=1, positions="patches"),
+    ),
     "hunyuan_vl": _Class(projector="hunyuan", patch_bias=True, positions="largest"),
     "ovis2_5": _Class(projector="ovis2_5", patch_bias=True, around_norms=1, positions="patches"),
     "dots_ocr": _Class(
@@ -361,6 +365,9 @@ def _projector(
         inner, merged = around.integer("alignment_intermediate_size") or hidden, factor**2 * width
         own_norm = 2 * merged if around.text("model_type") == "aya_vision" else 0
         return own_norm + (merged + 1) * inner + (inner // 2 + 1) * hidden
+    if known.projector == "resampler":
+        queries = around.assumed("query_num", default=64, why=_WHY, most=MOST_POSITIONS)
+        return (queries + width + 5 * hidden + 10) * hidden
     if known.projector == "hunyuan":
         merged = 4 * width
         inner = (merged + 1) * 2 * width + (2 * width + 1) * merged

@@ -208,6 +208,16 @@ def test_small_deepseek_models_have_plain_heads(read):
     assert (model.mla, model.head_dim, model.num_key_value_heads) == (None, 128, 10)
 
 
+@pytest.mark.parametrize(
+    ("kind", "version", "own"),
+    [("minicpmv", 2.6, "qwen2"), ("minicpmv", 4.5, "qwen3"), ("minicpmo", None, "qwen2")],
+)
+def test_the_language_model_of_minicpm_goes_by_its_version(read, kind, version, own):
+    model = read({**LLAMA, "model_type": kind, "version": version})
+
+    assert model.model_type == own
+
+
 def test_a_side_of_images_is_one_number_or_two(read):
     """InternVL's configs in transformers' spelling have two."""
     sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}

@@ -225,6 +225,13 @@ CASES = [
         413_534_448 + 396_410_880,
     ),
     (
+        "minicpmv",  # what the published 8.1 billion of MiniCPM-V-2.6 leave beside Qwen2-7B
+        {"query_num": 64},
+        3584,
+        {**SIGLIP, "image_size": 980, "intermediate_size": 4304, "num_hidden_layers": 27},
+        486_411_504,
+    ),
+    (
         "hunyuan_vl",
         {},
         1024,
