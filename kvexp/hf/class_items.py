@@ -18,10 +18,8 @@ PADDLE_PIXELS, DOTS_PIXELS = 2_822_400, 11_289_600  # max_pixels of their proces
 LFM_TOKENS = 256  # max_image_tokens of its processor
 HUNYUAN_SIDES = (512, 8192)  # of vLLM's dummy image, which its processor leaves as it is
 OVIS_SIDE, OVIS_VIDEO = 1792, 2  # of vLLM's dummy image; its frames at the model's longest context
-OVIS_INDICATORS, OVIS_LOGITS = (
-    4,
-    4,
-)  # rows beside the head's, tensors of a softmax in fp32 and its cast
+OVIS_INDICATORS = 4  # rows of its visual vocabulary beside the head's
+OVIS_LOGITS = 4  # tensors of a softmax in fp32 and its cast, in elements of two bytes
 SQUARED = 3  # tensors of a ReLU and its square
 
 

@@ -125,15 +125,13 @@ def _passed(deployment: Deployment, passing: Pass, positions: int, pixel_bytes: 
 def _by_its_code(deployment: Deployment, size: int, *, read: bool = False) -> Peak:
     """A forward counted tensor by tensor; `read`: a part of it was never measured."""
     read = read or not deployment.model.architecture.startswith(encoder_classes.MEASURED)
-    measured = release_of(deployment.engine_version) == MEASURED and deployment.tp == 1 and not read
+    if read:
+        return around("encoder", size, "its code alone", spread=0.1, above_bytes=2 * UNSPLIT_BYTES)
+    measured = release_of(deployment.engine_version) == MEASURED and deployment.tp == 1
     return around(
         "encoder",
         size,
-        "its code alone"
-        if read
-        else "vLLM 0.26 on one H200"
-        if measured
-        else "vLLM 0.26 on one H200, not this version or tp",
+        "vLLM 0.26 on one H200" + ("" if measured else ", not this version or tp"),
         spread=0.0 if measured else 0.1,
         above_bytes=2 * UNSPLIT_BYTES,
     )
@@ -313,10 +311,8 @@ def _half_head(encoder: Encoder) -> int:
 
 def _kept_rows_bytes(deployment: Deployment) -> int:
     """Embeddings of positions in fp32 that a class keeps from its first forward on."""
-    passing, encoder = (
-        encoder_classes.pass_of(deployment.model.architecture),
-        deployment.model.encoder,
-    )
+    encoder = deployment.model.encoder
+    passing = encoder_classes.pass_of(deployment.model.architecture)
     assert encoder is not None
     return passing.kept_rows * encoder.hidden_size * FP32_BYTES if passing else 0
 
