@@ -6,7 +6,7 @@ from kvexp.contract import MIB, Deployment, Part, terms
 
 GROWTH_BYTES = 64 * MIB  # Qwen2.5-0.5B on an H100: 0.98 GiB for 0.92 GiB of tensors
 GROWTH_OF_UNIFIED_BYTES = (123 * MIB, 373 * MIB, 473 * MIB)  # jethac/dgx-spark-hijinks results/
-UNTIL_POOL_BYTES = 16 * MIB  # 9 on an L40S, LennonYe's radix log
+UNTIL_POOL_BYTES = 84 * MIB  # 9 on an L40S; 24 to 79 on RTX 3090s, eleven logs of Gemma 4
 UNTIL_POOL_OF_UNIFIED_BYTES = 128 * MIB  # 53 to 107 in six logs of GB10
 
 
