@@ -22,8 +22,10 @@ ESTIMATED_ROWS = 512
 """The estimate has no more for a larger graph: gpt-oss-20b's of 1,024 rows on one and two H200."""
 
 MANY_QUERIES = 4
-UNIFIED_MIB = 1024
-"""What free memory of a card that shares the system's moves by while graphs are captured."""
+UNIFIED_MIB, UNIFIED_RANKS_MIB = 1024, 4096
+"""What free memory of cards that share the system's moves by while graphs are captured, of one and
+of several ranks (MiniMax-M2.7 on two GB10 estimated 5.1 GiB)."""
+
 SMALL_CARD_BYTES = 40 * GIB
 BLACKWELL = 10.0
 """The first compute capability of the chips whose kernels take more."""
@@ -190,7 +192,8 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     if model.linear is not None or model.mamba is not None:
         share = max(share, rule["recurrent_share"])
     low, best, most = (max(1.0, each * layers) for each in (0.0, share, rule["most_share"]))
-    unified = UNIFIED_MIB if deployment.gpu.unified_memory else 0
+    moves = UNIFIED_MIB if deployment.tp * deployment.pp == 1 else UNIFIED_RANKS_MIB
+    unified = moves if deployment.gpu.unified_memory else 0
     return Estimate(
         low_bytes=max(0, int((first + further * low - unified) * MIB)),
         size_bytes=int((first + counted + further * best) * MIB),
