@@ -253,7 +253,7 @@ def _mlp_width(deployment: Deployment) -> int:
         return widths * (model.intermediate_size // tp)
     moe, width = model.moe, model.moe.moe_intermediate_size // tp
     rows = moe.num_experts_per_tok
-    fused = moe.format is not None and is_hopper(deployment)  # the gate, in the Triton kernel
+    fused = moe.format == "mxfp4" and is_hopper(deployment)  # the gate, in the Triton kernel
     gated = model.hidden_size if fused else max(2 * width, model.hidden_size)
     return rows * (gated + width) + _shared_elements(deployment)
 
