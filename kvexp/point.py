@@ -1,5 +1,6 @@
 """One point of a request: composed, resolved and named, or known to be invalid."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ def compose_point(
     cfg = with_card(cfg, groups.get("gpu", ""), config_dirs())
     run, problem = None, ""
     try:
+        _check_switches(cfg, overrides)
         cfg = with_facts(cfg, overrides, groups.get("model", ""))
         cfg = with_draft(cfg, _folders())
     except InvalidValue as error:
@@ -133,6 +135,15 @@ def _check_groups(overrides: Sequence[str]) -> None:
         group, _, option = override.partition("=")
         if group in GROUPS and option.startswith("["):
             raise RequestError(f"{group} takes one option, got {option}; add -m to sweep over them")
+
+
+def _check_switches(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """No number but 0 and 1 for true or false: OmegaConf takes any."""
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        number = re.fullmatch(r"[+-]?\d+", value) and int(value) not in (0, 1)
+        if number and isinstance(OmegaConf.select(cfg, key), bool):
+            raise InvalidValue(f"{key} must be true or false, got {value}")
 
 
 def _check_keys(node: DictConfig, prefix: str = "") -> None:

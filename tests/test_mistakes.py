@@ -31,6 +31,8 @@ REFUSED = [
     (["-m", "sweep=util,block_size"], "sweep takes one preset"),
     (["-m", "util=range(1,0)"], "the sweep is empty"),
     (["-m", "tracking.experiment=a,b", "tracking=mlflow"], "tracking cannot be swept over"),
+    (["enforce_eager=-1"], "enforce_eager must be true or false, got -1"),
+    (["engine.estimate_cudagraphs=2"], "engine.estimate_cudagraphs must be true or false, got 2"),
     (["profiler.timeout_s=0"], "profiler.timeout_s must be more than 0 seconds"),
     (["engine=nano_vllm", "engine.version=foo"], "engine.version must be bb823b3"),
     (["gpu.context_bytes=200GiB"], "gpu.context_bytes must not exceed gpu.total_bytes"),
