@@ -106,7 +106,7 @@ def _forward(
 def _layers_bytes(
     deployment: Deployment, shape: RankShape, rules: VersionRules, *, v2_runner: bool
 ) -> int:
-    """What is alive at the peak of the widest layer: its MLP, or latent attention."""
+    """What is alive at the peak of the widest layer: its MLP or experts, or its attention."""
     model, item = deployment.model, deployment.dtype.itemsize_bytes
     tokens = deployment.max_num_batched_tokens
     hidden = _hidden_elements(deployment)
