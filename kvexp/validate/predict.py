@@ -316,14 +316,10 @@ def _spanned(best: Prediction, others: Sequence[Prediction]) -> Prediction:
 
 
 def _spanning(value: Interval | None, others: Sequence[Interval | None]) -> Interval | None:
-    known = [each for each in others if each is not None]
     if value is None:
         return None
-    return Interval(
-        min((e.low for e in known), default=value.low),
-        value.best,
-        max(value.high, *(e.high for e in known)) if known else value.high,
-    )
+    known = [value, *(each for each in others if each is not None)]
+    return Interval(min(e.low for e in known), value.best, max(e.high for e in known))
 
 
 def _without_model(inputs: Inputs, card: Card | None) -> Prediction:

@@ -451,6 +451,15 @@ def test_without_a_card_the_common_ones_give_the_bounds():
     assert weights == predict(LLAMA).values["weights_bytes"]
 
 
+def test_a_model_that_no_common_card_holds_has_less_than_nothing_left():
+    card = {"gpu": None, "gpu_total_gib": None, "init_free_gib": None}
+    found = predict(replace(LLAMA, model="Llama-4-Maverick-17B-128E", **card))
+
+    left = found.values["available_kv_bytes"]
+    assert found.outcome == "oom" and left.best < -600e9  # weights of 744 GiB
+    assert left.low <= left.best <= left.high
+
+
 @pytest.mark.parametrize("name", ["free_gib", "init_free_gib"])
 def test_a_card_without_a_name_has_room_for_what_was_free(name):
     unnamed = replace(
