@@ -140,7 +140,7 @@ def asked(options: Mapping[str, Any]) -> Asked:
 
 
 def _dtype(name: str, options: Mapping[str, Any]) -> DType | None:
-    asked = options[name] or "auto"
+    asked = "auto" if options[name] is None else options[name]
     if asked not in DTYPES:
         raise InvalidValue(f"engine.{name} must be one of {', '.join(DTYPES)}, got {asked!r}")
     return DTYPES[asked]

@@ -252,6 +252,7 @@ def test_states_have_the_dtype_that_is_asked_for(name):
     ("options", "words"),
     [
         (["engine.mamba_cache_dtype=fp8"], "must be one of auto, float32, bfloat16, float16"),
+        (["engine.mamba_ssm_cache_dtype="], "bfloat16, float16, got ''"),
         (
             ["engine.version=0.10.0", "engine.mamba_ssm_cache_dtype=float32"],
             "needs vLLM 0.10.2 or newer",
