@@ -185,18 +185,19 @@ def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     stated = class_encoders.kind_of(config.around())
     if stated in class_encoders.KINDS:
         return class_encoders.parameters(stated, config.around(), hidden)
-    vision, audio = 0, _own_encoder(config, hidden)
+    vision, audio, sees = 0, _own_encoder(config, hidden), False
     for place in places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = encoder_section(place, keys)
             if tower is None:
                 continue
             count = _encoder(tower, config, hidden)
+            sees = sees or keys is VISION_KEYS
             vision, audio = (
                 (vision + count, audio) if keys is VISION_KEYS else (vision, audio + count)
             )
     around = config.around()
-    if not vision and around.text("model_type") in CLASSES:
+    if not sees and around.text("model_type") in CLASSES:
         around.assume(f"{VISION_KEYS[0]} is not given: no encoder of images is counted")
     return vision + audio, audio
 

@@ -322,6 +322,19 @@ def test_a_model_of_images_without_its_encoder_is_noted(vision):
     assert "vision_config is not given: no encoder of images is counted" in notes
 
 
+def test_an_encoder_that_cannot_be_counted_is_not_called_absent():
+    notes: list[str] = []
+    config = {
+        "model_type": "glm_ocr",
+        "text_config": {"model_type": "glm_ocr_text", **TEXT},
+        "vision_config": {"model_type": "glm_ocr_vision", "hidden_size": 1024, "patch_size": 14},
+    }
+
+    assert decoder_facts(config, "text_config", notes, {})["tower_parameters"] == 0
+    assert any(note.startswith("vision_config lacks hidden_size or num_hid") for note in notes)
+    assert not any("is not given: no encoder" in note for note in notes)
+
+
 def test_what_an_encoder_lacks_is_its_classs_and_noted():
     notes: list[str] = []
     config = {
