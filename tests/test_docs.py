@@ -38,6 +38,14 @@ def test_the_folder_of_ones_own_works(command_line, tmp_path):
     assert "4 of 4 points ok" in out
 
 
+def test_the_point_that_runs_out_of_memory_says_what_is_shown(command_line):
+    (shown,) = re.findall(r"^python -m kvexp (.*)\n# (oom .*)$", README, flags=re.MULTILINE)
+    status, out, err = command_line(*shown[0].split(), "tracking=off")
+
+    assert status == 1, err
+    assert all(words in out for words in shown[1].split(" ... "))
+
+
 def test_python_examples_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for block in blocks("python"):
