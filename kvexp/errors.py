@@ -17,7 +17,11 @@ class ProfilerUnavailable(RuntimeError):
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean X?` of the known word that is nearest whatever its case, or nothing."""
+    """`; did you mean X?` of the known word that is nearest whatever its case, or nothing.
+
+    The shortest that begins with it is nearer than one that only looks like it.
+    """
     by_folded = {each.casefold(): each for each in known}
-    found = difflib.get_close_matches(word.casefold(), by_folded, n=1)
+    longer = [each for each in by_folded if word and each.startswith(word.casefold())]
+    found = sorted(longer, key=len) or difflib.get_close_matches(word.casefold(), by_folded, n=1)
     return f"; did you mean {prefix}{by_folded[found[0]]}?" if found else ""

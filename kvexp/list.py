@@ -1,6 +1,5 @@
 """`python -m kvexp.list`: models, cards, engines, and which profilers can run here."""
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvexp import registry
+from kvexp.arguments import ArgumentParser
 from kvexp.errors import InvalidValue, ProfilerUnavailable, RequestError
 from kvexp.profiler import Profiler
 from kvexp.request import Gpu, Model
@@ -23,7 +23,7 @@ SECTIONS = ("models", "gpus", "engines", "profilers", "sweeps", "experiments")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the sections asked for, all of them by default; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m kvexp.list", description=__doc__)
+    parser = ArgumentParser(prog="python -m kvexp.list", description=__doc__)
     parser.add_argument("section", nargs="*", help=f"any of {', '.join(SECTIONS)}")
     parser.add_argument("--config-dir", type=Path, help="a folder of your own YAML")
     options = parser.parse_args(arguments)

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     "units",
     "errors",
+    "arguments",
     "dtypes",
     "kv",
     "plan",

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 import kvexp
+import kvexp.calibrate.__main__ as calibrate
+import kvexp.list as listing
+import kvexp.startup_logs.__main__ as startup_logs
+from kvexp.errors import nearest
 from kvexp.results import Status
+from kvexp.validate import command as validate
 from thinned import thinned
 
 
@@ -133,6 +138,36 @@ REFUSED = [
     (["hydra.run.dir=/dev/null/x"], "cannot use"),
     (["hydra.run.dir=" + "x" * 300], "cannot use"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (validate.run, [], "give a FILE.jsonl or --log FILE"),
+        (validate.run, ["a.jsonl", "--chek", "b"], "unrecognized arguments: --chek b"),
+        (listing.main, ["model"], "model is no section; choose from models, gpus, engines"),
+        (listing.main, ["--config-dir", "none"], "--config-dir none is no folder"),
+        (startup_logs.main, [], "the following arguments are required: FILE"),
+        (calibrate.main, ["--foo"], "unrecognized arguments: --foo"),
+    ],
+)
+def test_a_command_beside_the_runner_ends_with_one_line(main, arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert one_line(error) and message in error and error.endswith(" --help\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("llama3", "llama3_8b"), ("Qwen3_8", "qwen3_8b"), ("h1000", "h100"), ("qwen3-8b", "qwen3_8b")],
+)
+def test_what_begins_with_a_word_is_nearest_to_it(word, near):
+    known = ["h100", "llama_30b", "llama3_8b", "llama3_70b", "qwen3_8b", "qwen35_397b_a17b"]
+
+    assert nearest(word, known) == f"; did you mean {near}?"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The command line of `kvexp.calibrate`."""
 
-import argparse
 import re
 import sys
 import time
@@ -9,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from kvexp.arguments import ArgumentParser
 from kvexp.calibrate import writing
 from kvexp.calibrate.card import Card, open_card
 from kvexp.calibrate.probes import measure
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None, open_card: Callable[[], Card] =
     0: a profile is written. 1: the GPU or torch failed. 2: the request was wrong, or there is no
     GPU.
     """
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m kvexp.calibrate",
         description="Measure the first visible GPU and write its device profile, which"
         " profiler=simulated reads: profiler.device=FILE.",

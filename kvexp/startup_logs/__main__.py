@@ -1,17 +1,17 @@
 """`python -m kvexp.startup_logs FILE...`: the record of each start-up log, one JSON line."""
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvexp.arguments import ArgumentParser
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print one record a file; the status is 2 where a file is no start-up log."""
-    parser = argparse.ArgumentParser(prog="python -m kvexp.startup_logs", description=__doc__)
+    parser = ArgumentParser(prog="python -m kvexp.startup_logs", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     status = 0
     for path in parser.parse_args(arguments).files:

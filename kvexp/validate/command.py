@@ -1,14 +1,15 @@
 """The command: read records, predict each, show and keep how far the predictions are off."""
 
-import argparse
 import io
 import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvexp import record, tracking
+from kvexp.arguments import ArgumentParser
 from kvexp.errors import RequestError
 from kvexp.interrupt import Interrupt
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
@@ -43,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
         return _say(str(error), WRONG_REQUEST)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: Namespace) -> int:
     limits = {} if options.check is None else output.thresholds(options.check)
     for path in filter(None, (options.json, options.page, options.picture)):
         _refuse_unwritable(path)
@@ -91,7 +92,7 @@ def _scored(cases: Sequence[case.Case], interrupt: Interrupt) -> list[score.Scor
 
 
 def _kept(
-    options: argparse.Namespace,
+    options: Namespace,
     scored: Sequence[score.Scored],
     summary: Mapping[str, Any],
     names: Sequence[str],
@@ -181,8 +182,8 @@ def _refuse_unwritable(path: Path) -> None:
     raise RequestError(f"cannot write to {path}: {reason}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="python -m kvexp.validate",
         description="Predict what engines printed at start, and say how far off that is.",
     )
