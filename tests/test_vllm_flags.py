@@ -236,6 +236,16 @@ def test_a_format_that_a_checkpoint_states_has_no_flag(name):
 
 
 @pytest.mark.parametrize(
+    "named", ["Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-30B-A3B-GPTQ-Int4", "RedHatAI/Qwen3-8B-FP4"]
+)
+def test_a_repository_that_is_in_its_format_is_served_itself(named):
+    result = kvexp.run([f"model={named}", "gpu=h100"])
+
+    assert result.effective["flags"].startswith(f"vllm serve {named} ")
+    assert not any("to be served" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
     ("version", "name", "flag"),
     [
         ("0.26.0", "fp8", "--quantization fp8"),

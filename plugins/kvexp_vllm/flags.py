@@ -141,7 +141,15 @@ def note(deployment: Deployment) -> str:
     if asked is None or asked in WHILE_LOADING or deployment.model.quantization_config is not None:
         return ""
     served = deployment.model.checkpoint
+    if _states_format(served, asked.value):
+        return ""
     return f"weights of a checkpoint in {asked.value}, to be served in place of {served}"
+
+
+def _states_format(checkpoint: str, name: str) -> bool:
+    """Whether a repository's name says that it is in this format."""
+    words = (name, name.removeprefix("nv"), "int4", "4bit", "int8", "8bit")
+    return any(word in checkpoint.lower() for word in words)
 
 
 def _variables(deployment: Deployment, options: Mapping[str, Any]) -> Iterator[str]:
