@@ -138,6 +138,26 @@ def test_a_profile_may_skip_its_items():
     assert skipped == without < kvexp.run(asked.split()).profile.activation_bytes
 
 
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    {
+        "the V2 runner": ("", True),
+        "the V1 runner": ("engine.v2_model_runner=false", False),
+        "the V1 runner, asked not to": (
+            "engine.v2_model_runner=false engine.skip_mm_profiling=true",
+            True,
+        ),
+        "text alone": ("mm.limits.image=0 mm.limits.video=0", False),
+    }.values(),
+)
+def test_a_profile_without_images_says_what_is_in_no_term(options, left_out):
+    result = kvexp.run(f"gpu=l40s model=glm_ocr {options}".split())
+
+    said = [note for note in result.notes if "no image or video through the encoder" in note]
+    assert len(said) == left_out
+    assert (result.profile.activation_bytes < 2**30) == (left_out or options.startswith("mm"))
+
+
 @pytest.mark.parametrize("version", ["0.8.5-v0", "0.10.2"])
 def test_no_image_passes_where_only_videos_that_are_not_known_may(version):
     asked = f"gpu=l40s model=internvl25_8b engine.version={version} mm.limits.image=0"

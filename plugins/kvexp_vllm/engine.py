@@ -226,11 +226,11 @@ class Vllm(Engine):
             ),
         )
         states.check(deployment)
-        offloaded = offload.note(
-            deployment, rules, self.cpu_offload_gb, v2_runner=self.uses_v2_runner(deployment)
-        )
+        v2_runner = self.uses_v2_runner(deployment)
+        offloaded = offload.note(deployment, rules, self.cpu_offload_gb, v2_runner=v2_runner)
+        profiled = not self.skip_mm_profiling and (rules.v2_profiles_images or not v2_runner)
         said = (
-            *(offloaded, flags.note(deployment)),
+            *(offloaded, flags.note(deployment), multimodal.note(deployment, profiled=profiled)),
             *states.notes(deployment, prefixes),
             *kv_formats.notes(deployment),
         )

@@ -98,3 +98,14 @@ def towers_built(deployment: Deployment, rules: VersionRules) -> dict[str, bool]
         return {"vision": True, "audio": True}
     vision = [limit for name, limit in found.items() if name != "audio"]
     return {"vision": any(vision), "audio": found.get("audio", 0) > 0}
+
+
+def note(deployment: Deployment, *, profiled: bool) -> str:
+    """What a profile without images, videos and audio leaves out; empty where nothing is."""
+    taken = [name for name, limit in deployment.mm_limits.items() if limit]
+    if profiled or not taken:
+        return ""
+    return (
+        f"the profile passes no {' or '.join(taken)} through the encoder: what one takes there is"
+        " in no term, nor under full load"
+    )
