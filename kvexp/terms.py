@@ -167,7 +167,7 @@ def cache_dtype(knobs: Knobs, engine: str, formats: tuple[KvDtype, ...]) -> KvDt
         scheme = knobs.model.kv_cache_scheme
         kv_dtype = scheme if scheme in formats else own
     if kv_dtype is not own and kv_dtype not in formats:
-        names = ", ".join(each.name for each in (KvDtype.auto, own, *formats))
+        names = ", ".join(dict.fromkeys(each.name for each in (KvDtype.auto, own, *formats)))
         raise InvalidValue(f"kv_dtype must be one of {names} for {engine}, got {kv_dtype.name}")
     return kv_dtype
 

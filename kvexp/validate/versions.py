@@ -35,7 +35,7 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
     """
     releases = _releases(text or "")
     if not text and engine == "vllm" and capability is not None and capability < V1_LEAST:
-        what = f"the V0 engine's for compute capability {capability:g}, which V1 does not run on"
+        what = f"the V0 engine's for compute capability {capability:.1f}, which V1 does not run on"
         return Version(text=LAST_V0, assumptions=(f"engine_version: {what}",))
     if not releases:
         return Version(text=None, assumptions=(f"engine_version: {text!r} names no release",))

@@ -210,7 +210,7 @@ def compute_dtype(knobs: Knobs) -> tuple[DType, str]:
     if dtype is DType.bf16 and capability < 8:
         if asked is DType.bf16:
             raise InvalidValue(
-                f"dtype=bf16 needs compute capability 8.0, {knobs.gpu.name} has {capability:g};"
+                f"dtype=bf16 needs compute capability 8.0, {knobs.gpu.name} has {capability:.1f};"
                 " use dtype=fp16"
             )
         dtype, note = DType.fp16, f"{knobs.gpu.name} has no bf16: fp16 instead"
