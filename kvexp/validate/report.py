@@ -30,7 +30,10 @@ _FAMILIES = ("by_prefix", "by_engine", "by_version")
 
 
 def case_lines(scored: Sequence[Scored]) -> Iterator[str]:
-    """Every case: capacity and bounds, then each term as predicted / logged in GiB."""
+    """Every case: capacity and bounds, then each term as predicted / logged in GiB.
+
+    Of a case that stands alone also what was assumed for it.
+    """
     heads = ["case", "outcome", "predicted", "low", "high", "logged", "error", "inside"]
     heads += list(TERMS.values())
     yield "blocks where no tokens are logged; terms in GiB, predicted / logged"
@@ -38,6 +41,8 @@ def case_lines(scored: Sequence[Scored]) -> Iterator[str]:
     for each in scored:
         if not each.prediction.answered:
             yield f"{each.id}: not answered: {each.prediction.reason}"
+        elif len(scored) == 1:
+            yield from (f"{each.id}: {note}" for note in each.prediction.assumptions)
 
 
 def summary_lines(summary: Mapping[str, Any]) -> Iterator[str]:

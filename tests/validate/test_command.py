@@ -108,9 +108,10 @@ def test_cases_and_summary_are_printed_and_kept(few, capsys):
 def test_a_raw_log_is_a_case(few, capsys):
     Path("start.log").write_text(LOG)
 
-    assert command.run(["--log", "start.log", "--json", "out.json", "--quiet"]) == 0
+    assert command.run(["--log", "start.log", "--json", "out.json"]) == 0
     (case,) = json.loads(Path("out.json").read_text())["cases"]
     assert (case["id"], case["answered"]) == ("start", True)
+    assert "start: gpu: not known, rtx_3060, t4" in capsys.readouterr().out
     assert case["logged"]["kv_tokens"] == 158656
 
 
