@@ -235,9 +235,7 @@ def test_a_format_that_a_checkpoint_states_has_no_flag(name):
     assert f"weights of a checkpoint in {name}, {place}" in result.notes
 
 
-@pytest.mark.parametrize(
-    "named", ["Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-30B-A3B-GPTQ-Int4", "RedHatAI/Qwen3-8B-FP4"]
-)
+@pytest.mark.parametrize("named", ["Qwen/Qwen3-14B-AWQ", "RedHatAI/Qwen3-8B-FP4"])
 def test_a_repository_that_is_in_its_format_is_served_itself(named):
     result = kvexp.run([f"model={named}", "gpu=h100"])
 

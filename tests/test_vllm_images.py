@@ -147,7 +147,6 @@ def test_a_profile_may_skip_its_items():
             "engine.v2_model_runner=false engine.skip_mm_profiling=true",
             True,
         ),
-        "text alone": ("mm.limits.image=0 mm.limits.video=0", False),
     }.values(),
 )
 def test_a_profile_without_images_says_what_is_in_no_term(options, left_out):
@@ -155,7 +154,7 @@ def test_a_profile_without_images_says_what_is_in_no_term(options, left_out):
 
     said = [note for note in result.notes if "no image or video through the encoder" in note]
     assert len(said) == left_out
-    assert (result.profile.activation_bytes < 2**30) == (left_out or options.startswith("mm"))
+    assert (result.profile.activation_bytes < 2**30) == left_out
 
 
 @pytest.mark.parametrize("version", ["0.8.5-v0", "0.10.2"])

@@ -452,7 +452,7 @@ def test_without_a_card_the_common_ones_give_the_bounds():
 
 
 def test_a_model_that_no_common_card_holds_has_less_than_nothing_left():
-    card = {"gpu": None, "gpu_total_gib": None, "init_free_gib": None}
+    card = {"gpu": None, "gpu_total_gib": None, "init_free_gib": 177.0}
     found = predict(replace(LLAMA, model="Llama-4-Maverick-17B-128E", **card))
 
     left = found.values["available_kv_bytes"]
