@@ -116,14 +116,16 @@ def test_an_estimate_has_a_first_graph_and_as_much_for_each_further_one():
 
 @pytest.mark.parametrize(
     ("model", "measured_bytes"),
-    [
-        ("llama3_8b", 532_676_608),
-        ("qwen3_30b_a3b", 689_963_008),
-        ("qwen3_4b", 532_676_608),
-        ("gemma2_9b", 585_105_408),
-        ("phi4", 654_311_424),
-        ("qwen25_1_5b", 415_236_096),
-    ],
+    thinned(
+        [
+            ("llama3_8b", 532_676_608),
+            ("qwen3_30b_a3b", 689_963_008),
+            ("qwen3_4b", 532_676_608),
+            ("gemma2_9b", 585_105_408),
+            ("phi4", 654_311_424),
+            ("qwen25_1_5b", 415_236_096),
+        ]
+    ),
 )
 def test_estimates_of_0_26_on_an_h200(model, measured_bytes):
     asked = [f"model={model}", "gpu=h200", "engine.version=0.26.0", "engine.v2_model_runner=false"]
@@ -162,14 +164,16 @@ def test_what_a_mode_took_on_an_h200_lies_in_its_interval(model, mode, options, 
 
 @pytest.mark.parametrize(
     ("options", "taken_mib"),
-    [
-        (["model=llama3_8b"], 656),
-        (["model=llama3_8b", "tp=2"], 518),
-        (["model=qwen3_30b_a3b"], 816),
-        (["model=qwen3_30b_a3b", "tp=2"], 690),
-        (["model=gpt_oss_20b"], 1058),
-        (["model=gpt_oss_20b", "tp=2"], 784),
-    ],
+    thinned(
+        [
+            (["model=llama3_8b"], 656),
+            (["model=llama3_8b", "tp=2"], 518),
+            (["model=qwen3_30b_a3b"], 816),
+            (["model=qwen3_30b_a3b", "tp=2"], 690),
+            (["model=gpt_oss_20b"], 1058),
+            (["model=gpt_oss_20b", "tp=2"], 784),
+        ]
+    ),
 )
 def test_graphs_of_the_v1_runner_are_nodes_and_split_outputs(options, taken_mib):
     """vLLM 0.26.0 on one and two H200, 102 graphs, of gpt-oss 166."""
