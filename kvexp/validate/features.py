@@ -242,20 +242,9 @@ def _unknown_dflash(name: str, words: str, config: Mapping[str, Any], found: Ask
     def apply(run: Run) -> Run:
         served, windowed = run.model, "dflash2" in name.lower()
         slim = served.hidden_size == _DFLASH_WIDTH and not windowed
-        draft = Model(
-            name="dflash_draft",
-            hf_id=name,
-            hidden_size=served.hidden_size,
-            intermediate_size=_DFLASH_MLP if slim else 6 * served.hidden_size // 5,
-            vocab_size=served.vocab_size,
-            max_position_embeddings=served.max_position_embeddings,
-            tie_word_embeddings=False,
-            torch_dtype=served.torch_dtype,
-            **{**_DFLASH, **(_DFLASH_OF_2048 if slim else {})},
-            **(_WINDOWS if windowed else {}),
-        )
-        asked = Speculative(method="dflash", model=draft.name, num_tokens=count, draft=draft)
-        return replace(run, speculative=asked)
+        mlp = _DFLASH_MLP if slim else 6 * served.hidden_size // 5
+        shape = {**_DFLASH, **(_DFLASH_OF_2048 if slim else {}), **(_WINDOWS if windowed else {})}
+        return _drafting(run, "dflash", name, count, {"intermediate_size": mlp, **shape})
 
     found.notes.append(f"other_flags: {name!r} counted with the layers of z-lab's drafts")
     found.features.append(Feature(words=words, apply=apply))
@@ -264,31 +253,32 @@ def _unknown_dflash(name: str, words: str, config: Mapping[str, Any], found: Ask
 def _unknown_eagle3(name: str, words: str, config: Mapping[str, Any], found: Asked) -> None:
     """An EAGLE3 draft that is no entry: one layer of the served model's width, 32,000 words."""
     tokens = config.get("num_speculative_tokens")
+    count = tokens if _is_count(tokens) else None
 
     def apply(run: Run) -> Run:
-        served = run.model
-        draft = Model(
-            name="eagle3_draft",
-            hf_id=name,
-            hidden_size=served.hidden_size,
-            intermediate_size=served.intermediate_size or 4 * served.hidden_size,
-            vocab_size=served.vocab_size,
-            max_position_embeddings=served.max_position_embeddings,
-            tie_word_embeddings=False,
-            torch_dtype=served.torch_dtype,
-            num_attention_heads=served.hidden_size // 128,
-            **_EAGLE3,
-        )
-        asked = Speculative(
-            method="eagle3",
-            model=draft.name,
-            num_tokens=tokens if _is_count(tokens) else None,
-            draft=draft,
-        )
-        return replace(run, speculative=asked)
+        width, mlp = run.model.hidden_size, run.model.intermediate_size
+        sizes = {"intermediate_size": mlp or 4 * width, "num_attention_heads": width // 128}
+        return _drafting(run, "eagle3", name, count, {**sizes, **_EAGLE3})
 
     found.notes.append(f"other_flags: {name!r} counted as one layer of the model's width")
     found.features.append(Feature(words=words, apply=apply))
+
+
+def _drafting(run: Run, method: str, name: str, count: int | None, shape: Mapping[str, Any]) -> Run:
+    """The request with a draft of the served model's width and words, of this shape otherwise."""
+    served = run.model
+    draft = Model(
+        name=f"{method}_draft",
+        hf_id=name,
+        hidden_size=served.hidden_size,
+        vocab_size=served.vocab_size,
+        max_position_embeddings=served.max_position_embeddings,
+        tie_word_embeddings=False,
+        torch_dtype=served.torch_dtype,
+        **shape,
+    )
+    asked = Speculative(method=method, model=draft.name, num_tokens=count, draft=draft)
+    return replace(run, speculative=asked)
 
 
 def _drafts_in_words(flags: Flags) -> Iterator[Flag]:
