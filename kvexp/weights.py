@@ -43,6 +43,7 @@ __all__ = [
     "padded_vocab_size",
     "parameters",
     "rotary_size",
+    "round_up",
     "streams",
     "towers",
 ]
@@ -84,7 +85,7 @@ class Slice:
 
 def padded_vocab_size(model: Model, multiple: int = 64) -> int:
     """Vocabulary rows after padding (vLLM pads to a multiple of 64)."""
-    return _up(model.vocab_size, multiple)
+    return round_up(model.vocab_size, multiple)
 
 
 def embedding(model: Model, share: Slice, dtype: DType) -> Iterator[Tensor]:
@@ -565,7 +566,7 @@ def _experts(
         yield from make("latent_down_proj", size, model.hidden_size)
         yield from make("latent_up_proj", model.hidden_size, size)
     if moe.format == "mxfp4":
-        width = _up(width, MXFP4_WIDTH)
+        width = round_up(width, MXFP4_WIDTH)
     for name, outputs, inputs in (
         ("experts.w13", (width, width) if known.gated else (width,), size),
         ("experts.w2", (size,), width),
@@ -588,7 +589,7 @@ def _mxfp4_experts(
 ) -> Iterator[Tensor]:
     """Two elements a byte, one byte of scale for each 32 of a row."""
     rows = sum(outputs)
-    scales = count * _up(rows, 256) * _up(inputs // 32, 4)
+    scales = count * round_up(rows, 256) * round_up(inputs // 32, 4)
     yield Tensor(
         name=name,
         numel=count * rows * inputs // 2,
@@ -652,7 +653,8 @@ def _norm(name: str, size: int, dtype: DType, known: Architecture) -> Iterator[T
         yield _tensor(f"{name}.bias", size, dtype, "bias")
 
 
-def _up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not less."""
     return -(-value // multiple) * multiple
 
 

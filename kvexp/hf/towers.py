@@ -58,7 +58,10 @@ class _Class:
     for queries of a head and one for keys.
     """
 
-    projector: str
+    projector: (
+        Literal["merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3"]
+        | Literal["idefics3", "cohere", "resampler", "hunyuan", "ovis2_5", "lfm2"]
+    )
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False

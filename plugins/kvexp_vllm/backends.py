@@ -1,6 +1,7 @@
 """Which kernels attend, where that changes what graphs are and take (`platforms/cuda.py`)."""
 
 from kvexp.contract import MIB, Deployment
+from kvexp_vllm.peaks import chip
 
 WORKSPACE_BYTES = 394 * MIB
 """`VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE`, taken with the first whole graph that is profiled."""
@@ -20,11 +21,10 @@ def is_flashinfer(deployment: Deployment) -> bool:
     model = deployment.model
     if model.mla is not None or model.compressed is not None or model.model_type in OF_OTHERS:
         return False
-    chip = (deployment.gpu.compute_capability or "9.0").partition(".")[0]
-    return chip == "10" or (chip != "9" and deployment.kv_dtype.is_fp8)
+    on = chip(deployment)
+    return on == "10" or (on != "9" and deployment.kv_dtype.is_fp8)
 
 
 def captures_drafts(deployment: Deployment) -> bool:
     """Whether whole graphs of several tokens a request are captured (`AttentionCGSupport`)."""
-    chip = (deployment.gpu.compute_capability or "9.0").partition(".")[0]
-    return chip == "10" or not is_flashinfer(deployment)
+    return chip(deployment) == "10" or not is_flashinfer(deployment)

@@ -31,8 +31,8 @@ FINER_SCALES = 16  # elements that share one
 def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> Part:
     """What was loaded, with what speaks against its size."""
     model, doubts, spread = deployment.model, [], 0.0
-    if shared := _on_every_stage(deployment):
-        doubts.append(f"{shared} on every stage, as vLLM's class builds them")
+    if shared := stages.on_every_stage(deployment):
+        doubts.append(f"{', '.join(sorted(shared))} on every stage, as vLLM's class builds them")
     if deployment.quantization is Quantization.fp8:
         doubts.append("fp8 scales and residue from one measured case")
         spread = 0.002
@@ -89,16 +89,6 @@ def _reach_is_guessed(deployment: Deployment) -> bool:
         return False
     recurrent = model.linear is not None or model.mamba is not None
     return recurrent or known.beside_dense or bool(known.output_gate)
-
-
-def _on_every_stage(deployment: Deployment) -> str:
-    """What each stage holds though one alone reads it, in words; empty where nothing is."""
-    if deployment.pp == 1:
-        return ""
-    found = stages.on_every_stage(deployment.model)
-    if not deployment.model.tower_parameters:
-        found -= {"towers"}
-    return ", ".join(sorted(found))
 
 
 def _kept_scales_bytes(deployment: Deployment) -> int:

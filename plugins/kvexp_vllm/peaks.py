@@ -96,15 +96,19 @@ def sampled_rows(deployment: Deployment) -> int:
     return min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
 
 
+def chip(deployment: Deployment) -> str:
+    """The card's compute capability without its digit; Hopper's of a card that is not known."""
+    return (deployment.gpu.compute_capability or "9.0").partition(".")[0]
+
+
 def is_hopper(deployment: Deployment) -> bool:
     """Whether FlashAttention 3 runs, as on a card that is not known."""
-    return (deployment.gpu.compute_capability or "9.0").startswith("9.")
+    return chip(deployment) == "9"
 
 
 def workspace_bytes(deployment: Deployment) -> int:
     """cuBLAS's workspace by the card's compute capability, as torch asks for it."""
-    capability = deployment.gpu.compute_capability or "9.0"
-    return HOPPER_WORKSPACE_BYTES if capability[:2] in ("9.", "10") else WORKSPACE_BYTES
+    return HOPPER_WORKSPACE_BYTES if chip(deployment) in ("9", "10") else WORKSPACE_BYTES
 
 
 def bias_workspace_bytes(deployment: Deployment) -> int:
@@ -149,8 +153,4 @@ def kept_bytes(deployment: Deployment, rules: VersionRules) -> int:
 
 def index_buffers(rows: int) -> int:
     """Three int32 arrays of the rows and one of row starts, each in whole 512 bytes."""
-    return 3 * _round(4 * rows) + _round(4 * (rows + 1))
-
-
-def _round(size_bytes: int) -> int:
-    return -(-size_bytes // 512) * 512
+    return 3 * weights.round_up(4 * rows, 512) + weights.round_up(4 * (rows + 1), 512)

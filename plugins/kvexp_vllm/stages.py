@@ -5,7 +5,7 @@ build the embedding (`VocabParallelEmbedding`) or the output head (`ParallelLMHe
 No class asks before it builds a vision or audio tower.
 """
 
-from kvexp.contract import Model, weights
+from kvexp.contract import Deployment, weights
 
 EMBEDDING_AND_HEAD = frozenset(
     (
@@ -27,10 +27,13 @@ CLASSES = frozenset(("ChatGLMModel", "MiniCPMForCausalLM", "MiniCPM3ForCausalLM"
 """Classes that hold both, of model types that other classes serve too."""
 
 
-def on_every_stage(model: Model) -> frozenset[weights.Module]:
-    """Modules that each pipeline stage of this model holds."""
+def on_every_stage(deployment: Deployment) -> frozenset[weights.Module]:
+    """Modules that each pipeline stage of this model holds; none where there is one stage."""
+    model = deployment.model
+    if deployment.pp == 1:
+        return frozenset()
     both = model.model_type in EMBEDDING_AND_HEAD or model.architecture in CLASSES
-    found: set[weights.Module] = {"towers"}
+    found: set[weights.Module] = {"towers"} if model.tower_parameters else set()
     if both or model.model_type in EMBEDDING:
         found.add("embedding")
     if both:

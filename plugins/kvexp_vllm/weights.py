@@ -26,6 +26,7 @@ from kvexp.contract import (
 from kvexp_vllm import lora, multimodal, stages, step_buffers
 from kvexp_vllm import speculation as speculative
 from kvexp_vllm.offload import Offloader
+from kvexp_vllm.peaks import chip
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 SPLIT_LIMIT_BYTES = 20 * MIB
@@ -105,7 +106,7 @@ def share_of(deployment: Deployment, shape: RankShape, *, expert_parallel: bool 
         shared_tp=1 if whole and deployment.tp > 1 and deployment.dp > 1 else 0,
         ep=ranks if whole else 1,
         ep_rank=shape.tp_rank,
-        everywhere=stages.on_every_stage(deployment.model) if deployment.pp > 1 else frozenset(),
+        everywhere=stages.on_every_stage(deployment),
     )
 
 
@@ -412,9 +413,9 @@ def _copies_bytes(deployment: Deployment, shape: RankShape) -> int:
 
 def _is_marlin(deployment: Deployment) -> bool:
     """Whether Marlin's kernel runs mxfp4 experts (`get_mxfp4_backend`)."""
-    chip = (deployment.gpu.compute_capability or "9.0").partition(".")[0]
     bundled = patch_release_of(deployment.engine_version) >= TRITON_SINCE
-    return chip not in ("9", "10") or (chip == "9" and not bundled)
+    on = chip(deployment)
+    return on not in ("9", "10") or (on == "9" and not bundled)
 
 
 def _marlin_bytes(deployment: Deployment, share: Slice, num_layers: int) -> int:
@@ -429,13 +430,11 @@ def _marlin_bytes(deployment: Deployment, share: Slice, num_layers: int) -> int:
     count = moe.num_experts // share.ep
     if share.ep == 1:
         width //= share.expert_tp or share.tp
-    own = _up(width, weights.MXFP4_WIDTH)
-    rows, columns = _up(width, MARLIN_WIDTH), _up(hidden, MARLIN_HIDDEN)
-    scales = _up(2 * own, 256) * _up(hidden // 32, 4) + _up(hidden, 256) * _up(own // 32, 4)
+    own = weights.round_up(width, weights.MXFP4_WIDTH)
+    rows, columns = weights.round_up(width, MARLIN_WIDTH), weights.round_up(hidden, MARLIN_HIDDEN)
+    scales = weights.round_up(2 * own, 256) * weights.round_up(hidden // 32, 4) + weights.round_up(
+        hidden, 256
+    ) * weights.round_up(own // 32, 4)
     counted = 3 * own * hidden // 2 + scales + 4 * (2 * own + hidden)
     padded = int(3 * rows * columns * MXFP4_BYTES) + 2 * (2 * rows + columns)
     return count * num_layers * (padded - counted)
-
-
-def _up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
