@@ -1,4 +1,4 @@
-"""``python -m kvexp.plan``: KV-cache cases in, answers out, one JSON object a line.
+"""``python -m kvexp.plan < CASES``: KV-cache cases in, answers out, one JSON object a line.
 
 A case that cannot be is answered with ``invalid_case`` and the reason; the other lines are
 answered all the same and the exit status stays 0.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
+from kvexp.arguments import ArgumentParser
 from kvexp.kv import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -100,6 +101,7 @@ def _encode(answer: dict[str, Json]) -> str:
 
 def main() -> int:
     """Answer standard input on standard output; the status is 0 whatever the cases say."""
+    ArgumentParser(prog="python -m kvexp.plan", description=__doc__).parse_args()
     try:
         run(sys.stdin.buffer, sys.stdout)
     except BrokenPipeError:

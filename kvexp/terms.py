@@ -19,6 +19,12 @@ FORMULA_ERROR = 0.002  # the share that scales and buffers explain
 COMMUNICATOR_BYTES = 979369984  # first NCCL communicator of two ranks, H200
 
 
+def model_notes(model: Model, title: str) -> tuple[str, ...]:
+    """The model's notes, and one where it is a GGUF file: for engines that open none."""
+    gguf = f"{title} opens no GGUF file: what this one holds is counted all the same"
+    return (*model.notes, gguf) if model.is_gguf else tuple(model.notes)
+
+
 def stages(deployment: Deployment) -> tuple[RankShape, ...]:
     """Pipeline stages in order, the tensor-parallel ranks of a stage side by side."""
     ranges = cache.pp_layer_ranges(

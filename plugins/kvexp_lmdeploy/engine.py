@@ -90,7 +90,7 @@ class Lmdeploy(FreeMemoryEngine):
             free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
             speculation=speculation.resolve(knobs, backend),
-            notes=(*knobs.model.notes, *self._notes(knobs, backend)),
+            notes=(*terms.model_notes(knobs.model, self.title), *self._notes(knobs, backend)),
         )
 
     def flags(self, deployment: Deployment) -> str:

@@ -86,7 +86,7 @@ class NanoVllm(Engine):
             total_bytes=gpu.total_bytes,
             free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=gpu.used_by_others_bytes,
-            notes=tuple(model.notes),
+            notes=terms.model_notes(model, "nano-vLLM"),
         )
         return replace(deployment, flags=self.flags(deployment))
 

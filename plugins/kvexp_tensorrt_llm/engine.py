@@ -100,7 +100,7 @@ class TensorrtLlm(FreeMemoryEngine):
             free_bytes=terms.free_at_start(knobs),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
             speculation=drafting,
-            notes=(*knobs.model.notes, *self._notes(knobs)),
+            notes=(*terms.model_notes(knobs.model, self.title), *self._notes(knobs)),
         )
 
     def flags(self, deployment: Deployment) -> str:

@@ -138,8 +138,10 @@ def test_the_line_to_paste_is_of_engines_that_open_gguf(tmp_path, engine):
     path.write_bytes(gguf())
     for given in (path, tmp_path):
         asked = ["model=hf", f"model.path={given}", "gpu=h200", f"engine={engine}"]
-        flags = kvexp.run(asked).effective["flags"]
-        assert f" {path} " in flags if engine in ("vllm", "sglang") else flags == ""
+        result = kvexp.run(asked)
+        flags, opens = result.effective["flags"], engine in ("vllm", "sglang")
+        assert f" {path} " in flags if opens else flags == ""
+        assert any("opens no GGUF file" in note for note in result.notes) is not opens
 
 
 def test_a_folder_of_one_gguf_is_that_file(tmp_path):

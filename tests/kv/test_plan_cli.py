@@ -226,9 +226,9 @@ def test_workers_by_name_and_by_range():
     assert empty["code"] == "AssertionError"
 
 
-def run_module(data, **options):
+def run_module(data, *arguments, **options):
     return subprocess.run(
-        [sys.executable, "-m", "kvexp.plan"],
+        [sys.executable, "-m", "kvexp.plan", *arguments],
         input=data,
         capture_output=True,
         check=False,
@@ -241,6 +241,13 @@ def test_the_module_answers_each_line_and_exits_with_0():
     assert (done.returncode, done.stderr) == (0, b"")
     assert [json.loads(line)["ok"] for line in done.stdout.splitlines()] == [True, False]
     assert run_module(b"").stdout == b""
+
+
+def test_cases_are_no_arguments():
+    done = run_module(b"", "cases.jsonl")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"kvexp: unrecognized arguments: cases.jsonl; see ")
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_each_answer_is_there_before_the_next_case():
