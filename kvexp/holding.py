@@ -30,7 +30,9 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     charged = all(part.name != "context" for part in parts)  # the budget has the whole device's use
     others = 0 if charged else deployment.used_by_others_bytes
     room = deployment.total_bytes - others - beyond - doubt
-    safe = min(room, deployment.free_bytes) / deployment.total_bytes
+    most = min(room, deployment.free_bytes)
+    cacheless = budget.requested_bytes - budget.available_bytes
+    safe = most / deployment.total_bytes if most > cacheless else 0.0
     shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
     holding = Holding(
         parts=parts,
@@ -39,7 +41,7 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
         requested_bytes=budget.requested_bytes,
         total_bytes=deployment.total_bytes,
         used_by_others_bytes=others,
-        largest_safe_util=max(0.0, math.floor(safe * 10000) / 10000) if sized_by_util else None,
+        largest_safe_util=math.floor(safe * 10000) / 10000 if sized_by_util else None,
         util_without_graphs=round(deployment.util - shift, 4) if shift else None,
         util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
     )
