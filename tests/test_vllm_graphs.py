@@ -184,6 +184,35 @@ def test_graphs_of_the_v1_runner_are_nodes_and_split_outputs(options, taken_mib)
     assert part.low_bytes <= taken_mib << 20 <= part.high_bytes
 
 
+@pytest.mark.parametrize(
+    ("options", "taken_gib"),
+    thinned(
+        [
+            ("model=llama31_8b gpu=a100_80gb engine.version=0.17.1", 0.5),
+            ("model=phi4 gpu=a100_80gb engine.version=0.6.5", 0.27),
+            ("model=qwen25_1_5b gpu=l40s engine.version=0.6.6", 0.21),
+            ("model=qwen25_3b gpu=a100_80gb engine.version=0.17.1", 0.51),
+            ("model=phi3_mini gpu=rtx_3090 engine.version=0.19.1", 0.46),
+            ("model=dots_ocr gpu=l4 engine.version=0.10.0", 0.44),
+            ("model=qwen3_32b gpu=h100 tp=8 engine.version=0.10.0", 1.17),
+            ("model=llama31_8b gpu=h100 engine.version=0.19.0", 0.91),
+            ("model=qwen25_7b gpu=h100 tp=4 engine.version=0.19.0", 0.64),
+            ("model=mixtral_8x7b gpu=h100 tp=2 engine.version=0.19.0", 0.93),
+            ("model=qwen3_30b_a3b gpu=h100 engine.version=0.19.0", 1.41),
+            ("model=deepseek_v2_lite gpu=h100 engine.version=0.19.0", 1.57),
+            ("model=qwen15_moe_a27b gpu=h100 engine.version=0.19.0", 1.1),
+        ]
+    ),
+)
+def test_graphs_of_older_releases_as_public_logs_print_them(options, taken_gib):
+    """`Graph capturing finished in ... secs, took ... GiB`."""
+    holding = kvexp.run([*options.split(), "max_model_len=4096"]).holding
+
+    (part,) = [part for part in holding.parts if part.name == "graphs"]
+    assert part.size_bytes == pytest.approx(taken_gib * 2**30, rel=0.11)
+    assert part.low_bytes <= taken_gib * 2**30 <= part.high_bytes
+
+
 def test_a_compiled_model_without_graphs_keeps_its_activation():
     graphed = kvexp.run([*LLAMA, *V1]).profile
     without = kvexp.run([*LLAMA, *V1, "engine.cudagraph_mode=none"]).profile

@@ -159,13 +159,14 @@ def test_a_cache_of_given_size_has_no_safe_share():
 
 
 def test_what_leaves_no_room_at_any_share_is_named():
-    asked = ["model=llama3_8b", "gpu=h100", "engine.version=0.19.0"]
-    asked.append("engine.max_cudagraph_capture_size=1000000")
+    asked = ["model=llama3_8b", "gpu=rtx_4090", "engine.version=0.19.0"]
+    asked += ["max_num_batched_tokens=16384", "engine.max_cudagraph_capture_size=1000000"]
     refused = kvexp.run(asked)
 
     assert (refused.status, refused.stage) == (Status.oom, Stage.graphs)
     assert "no util leaves room for its graphs of" in refused.reason
-    assert "531 sizes up to 8192" in refused.reason  # 35 up to 256, then every sixteenth
+    assert "1043 sizes up to 16384" in refused.reason  # 35 up to 256, then every sixteenth
+    assert refused.holding.largest_safe_util == 0  # what is left of the card holds no cache
     assert "0.0000" not in refused.reason
 
 

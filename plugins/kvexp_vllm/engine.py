@@ -144,6 +144,12 @@ class Vllm(Engine):
             "all": True,
         }[self.rules.v2_runner]
 
+    def _runner(self, deployment: Deployment) -> str:
+        """What runs the model, as terms.yaml names it."""
+        if self.rules.is_v0:
+            return "v0"
+        return "v2" if self.uses_v2_runner(deployment) else "v1"
+
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""
         rules = self.rules
@@ -315,25 +321,27 @@ class Vllm(Engine):
         return parts.predicted(
             "cudagraph",
             f"the runner's estimate for {len(captured.sizes)} sizes",
-            fitted.graphs(deployment, "estimate", captured, v2_runner=v2_runner),
+            fitted.graphs(deployment, "estimate", captured, self._runner(deployment)),
         )
 
     def beyond_budget(
         self, deployment: Deployment, shape: RankShape, groups: Sequence[KvGroup]
     ) -> tuple[Part, ...]:
         """See `Engine.beyond_budget`."""
-        if self.rules.is_v0:
-            return ()
-        v2_runner = self.uses_v2_runner(deployment)
-        charged = self.rules.charges_whole_device
         captured = graphs.captured(deployment, self.rules, self._graphs)
         capture = (
-            fitted.graphs(deployment, "actual", captured, v2_runner=v2_runner)
+            fitted.graphs(deployment, "actual", captured, self._runner(deployment))
             if captured.sizes
             else Estimate.exactly(0, "")
         )
+        taken = parts.predicted("graphs", _capture_of(captured.sizes), capture)
+        charged = self.rules.charges_whole_device
+        before = () if charged else self._before_baseline(deployment)
+        if self.rules.is_v0:
+            return *before, taken
+        v2_runner = self.uses_v2_runner(deployment)
         return (
-            *(() if charged else self._before_baseline(deployment)),
+            *before,
             parts.predicted(
                 "runner_buffers",
                 "the runner's state of each request, allocated between load and profile",
@@ -350,7 +358,7 @@ class Vllm(Engine):
                 buffers.fragments(deployment, shape, self.rules),
             ),
             *kv_formats.workspace(deployment),
-            parts.predicted("graphs", _capture_of(captured.sizes), capture),
+            taken,
         )
 
     def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from kvexp.contract import GIB, MIB, Deployment
+from kvexp.contract import GIB, MIB, Deployment, DType
 from kvexp_vllm.backends import PROFILED_UNTIL, WORKSPACE_BYTES, is_flashinfer
 from kvexp_vllm.graphs import Captured
 from kvexp_vllm.peaks import FP32_BYTES, is_hopper, workspace_bytes
@@ -95,42 +95,22 @@ def communicators(deployment: Deployment, *, custom_all_reduce: bool = True) -> 
     )
 
 
-def graphs(deployment: Deployment, kind: str, captured: Captured, *, v2_runner: bool) -> Estimate:
+def graphs(deployment: Deployment, kind: str, captured: Captured, runner: str) -> Estimate:
     """CUDA-graph memory of one rank: the V1 runner's `estimate`, or what capture takes (`actual`).
 
-    base + layers x (so much a layer) + what experts and their format take, all of it for the
-    default sizes of many requests; smaller sets keep a floor. Another mode than the release's own
-    takes less by the number of its graphs, at most as much as that one, and was never measured.
-    Where a rule has the causes of it, these are summed (`_of_causes`).
-    A type with a rule of its own has base + graphs x (so much a graph).
+    `runner`: v0 (the older engine's), v1 or v2. A type with a rule of its own has
+    base + graphs x (so much a graph), all others the sum of what takes the memory.
     """
-    data, kind_of_model = _terms()["graphs"], deployment.model.model_type
-    rules = [rule for rule in data["rules"] if rule["kind"] == kind]
+    kind_of_model = deployment.model.model_type
+    rules = [rule for rule in _terms()["graphs"]["rules"] if rule["kind"] == kind]
     own = _latest([rule for rule in rules if kind_of_model in rule.get("type", ())], deployment)
     if own is not None:
         return _by_number(own, captured)
-    runner = "v2" if v2_runner else "v1"
     rules = [rule for rule in rules if rule.get("runner", runner) == runner and "type" not in rule]
     rule = _latest(rules, deployment) or rules[0]
-    if "whole_mib" in rule:
-        return _of_causes(rule, deployment, captured)
-    if "each_share" in rule:
+    if kind == "estimate":
         return _estimated(rule, deployment, captured)
-    layers = deployment.model.num_hidden_layers / deployment.pp
-    size = rule["base_mib"] + rule["layer_mib"] * layers
-    moe = deployment.model.moe
-    if moe is not None:
-        size += rule.get("experts_mib", 0)
-        size += rule.get("mxfp4_mib", 0) if moe.format == "mxfp4" else 0
-    size *= data["floor"] + (1 - data["floor"]) * captured.share
-    spread, made = rule["spread"], captured.relative
-    doubt = 1.0 if made == 1 else data["unmeasured"]
-    return Estimate(
-        low_bytes=int(max(0.0, size * made * (1 - spread) * doubt) * MIB),
-        size_bytes=int(size * made * MIB),
-        high_bytes=int(size * (1 + spread) * max(1.0, made) * MIB),
-        source=_source(rule),
-    )
+    return _of_causes(rule, deployment, captured)
 
 
 def _by_number(rule: Mapping[str, Any], captured: Captured) -> Estimate:
@@ -152,25 +132,34 @@ def _of_causes(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     which was seen with four queries and more a key on the V2 runner. FlashAttention 2 splits none.
     """
     model = deployment.model
-    layers = model.num_hidden_layers / deployment.pp
-    kinds = ((captured.pieces, rule["piece_mib"]), (captured.whole, rule["whole_mib"]))
-    size = workspace_bytes(deployment) / MIB
-    for sizes, each in kinds:
-        if sizes:
-            size += layers * len(sizes) * each + rule["base_mib"]
-            size += max(sizes) * _widths(deployment) * rule["width_share"] / MIB
+    nodes = model.num_hidden_layers / deployment.pp * _nodes_mib(rule, deployment, captured)
+    size = nodes + workspace_bytes(deployment) / MIB
+    size += rule["hopper_mib"] if is_hopper(deployment) else 0
+    for sizes in filter(None, (captured.pieces, captured.whole)):
+        activations = max(sizes) * _widths(deployment) * rule["width_share"] / MIB
+        size += rule["base_mib"] + activations
     if model.moe is not None:
         size += rule["experts_mib"] + (rule["mxfp4_mib"] if model.moe.format == "mxfp4" else 0)
-    parts = _split_mib(deployment, max(captured.whole, default=0))
+    parts = _split_mib(deployment, max(captured.whole, default=0)) if rule["splits"] else 0.0
     many = model.num_attention_heads >= MANY_QUERIES * model.kv_heads and model.mla is None
-    again = parts if many and rule["splits_again"] else 0.0
-    spread = rule["spread"] * size
+    again = parts if many and rule["splits"] > 1 else 0.0
+    spread = rule["spread"] * size + rule["moves_mib"] + _unified_mib(deployment)
     return Estimate(
-        low_bytes=int((size + parts - spread) * MIB),
+        low_bytes=max(0, int((size + parts - spread) * MIB)),
         size_bytes=int((size + parts + again) * MIB),
         high_bytes=int((size + 2 * parts + spread) * MIB),
         source=_source(rule),
     )
+
+
+def _nodes_mib(rule: Mapping[str, Any], deployment: Deployment, captured: Captured) -> float:
+    """What the driver keeps of the graphs of one layer."""
+    moe, pieces, whole = deployment.model.moe, len(captured.pieces), len(captured.whole)
+    further = rule["adapted_mib"] if deployment.lora is not None else 0
+    if moe is not None:
+        further += rule["routed_mib"] + (rule["shared_mib"] if moe.shared_intermediate_size else 0)
+    taken: float = pieces * rule["piece_mib"] + whole * rule["whole_mib"]
+    return taken + (pieces + whole) * further
 
 
 def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captured) -> Estimate:
@@ -192,8 +181,7 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     if model.linear is not None or model.mamba is not None:
         share = max(share, rule["recurrent_share"])
     low, best, most = (max(1.0, each * layers) for each in (0.0, share, rule["most_share"]))
-    moves = UNIFIED_MIB if deployment.tp * deployment.pp == 1 else UNIFIED_RANKS_MIB
-    unified = moves if deployment.gpu.unified_memory else 0
+    unified = _unified_mib(deployment)
     return Estimate(
         low_bytes=max(0, int((first + further * low - unified) * MIB)),
         size_bytes=int((first + counted + further * best) * MIB),
@@ -202,9 +190,16 @@ def _estimated(rule: Mapping[str, Any], deployment: Deployment, captured: Captur
     )
 
 
+def _unified_mib(deployment: Deployment) -> int:
+    """What free memory moves by where it is the system's."""
+    if not deployment.gpu.unified_memory:
+        return 0
+    return UNIFIED_MIB if deployment.tp * deployment.pp == 1 else UNIFIED_RANKS_MIB
+
+
 def _split_mib(deployment: Deployment, rows: int) -> float:
     """FlashAttention 3's fp32 outputs of all parts, on Hopper, for a graph of so many rows."""
-    if not is_hopper(deployment):
+    if not is_hopper(deployment) or deployment.dtype is DType.fp32:
         return 0.0
     return GRAPH_SPLITS * rows * _attended(deployment) * FP32_BYTES / MIB
 

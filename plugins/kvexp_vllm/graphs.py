@@ -41,16 +41,9 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Captured:
-    """The batch sizes of graphs, and how much of the default there is.
-
-    `share`: the sum of the sizes, of what the release captures by default for many requests;
-    `relative`: graphs, relative to those that its default mode makes of these sizes. `pieces` are
-    the sizes captured between attentions, `whole` those captured with them.
-    """
+    """The batch sizes of graphs: `pieces` those captured between attentions, `whole` with them."""
 
     sizes: tuple[int, ...]
-    share: float
-    relative: float
     pieces: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
 
@@ -131,17 +124,10 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     sizes = _sizes(deployment, rules, asked)
     decoding = _decoding(deployment, sizes)
     pieces, whole = _made(chosen, sizes, decoding)
-    made = len(pieces) + len(whole)
-    if not made:
-        return Captured(sizes=(), share=0.0, relative=0.0)
-    default = FULL if rules.is_v0 else rules.graph_mode
-    most = _steps(_largest(deployment, rules, LARGEST), rules)
+    if not pieces and not whole:
+        return Captured(sizes=())
     return Captured(
-        sizes=decoding if chosen == FULL_DECODE_ONLY else sizes,
-        share=sum(sizes) / sum(most),
-        relative=made / _count(default, sizes, decoding),
-        pieces=pieces,
-        whole=whole,
+        sizes=decoding if chosen == FULL_DECODE_ONLY else sizes, pieces=pieces, whole=whole
     )
 
 
@@ -161,12 +147,6 @@ def _made(
         FULL_DECODE_ONLY: ((), decoding),
         FULL_AND_PIECEWISE: (sizes, decoding),
     }[chosen]
-
-
-def _count(chosen: str, sizes: tuple[int, ...], decoding: tuple[int, ...]) -> int:
-    """How many graphs a mode makes."""
-    pieces, whole = _made(chosen, sizes, decoding)
-    return len(pieces) + len(whole)
 
 
 def _sizes(deployment: Deployment, rules: VersionRules, asked: Asked) -> tuple[int, ...]:
