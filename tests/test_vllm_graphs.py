@@ -53,6 +53,11 @@ SIZES = {  # `_set_cudagraph_sizes` of the wheels
         "max_num_seqs=4 engine.cudagraph_mode=full_decode_only",
         (1, 2, 4),
     ),
+    "beside an encoder decoding alone": (  # `Capturing CUDA graphs (decode, FULL): 35/35`
+        "0.15.1",
+        "model=whisper_large_v3 gpu=rtx_4090 max_model_len=448",
+        tuple(size for size in SIXTEENS if size <= 256),
+    ),
     "none": ("0.26.0", "engine.cudagraph_mode=none", ()),
     "pieces need a compiled model": (
         "0.26.0",
@@ -194,6 +199,7 @@ def test_graphs_of_the_v1_runner_are_nodes_and_split_outputs(options, taken_mib)
             ("model=qwen25_3b gpu=a100_80gb engine.version=0.17.1", 0.51),
             ("model=phi3_mini gpu=rtx_3090 engine.version=0.19.1", 0.46),
             ("model=dots_ocr gpu=l4 engine.version=0.10.0", 0.44),
+            ("model=llama31_8b gpu=a100_40gb engine.version=0.10.1.1", 0.52),
             ("model=qwen3_32b gpu=h100 tp=8 engine.version=0.10.0", 1.17),
             ("model=llama31_8b gpu=h100 engine.version=0.19.0", 0.91),
             ("model=qwen25_7b gpu=h100 tp=4 engine.version=0.19.0", 0.64),

@@ -172,8 +172,11 @@ COLUMNS = _columns()
 """All columns, oldest first."""
 
 _VERSION = re.compile(
-    r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?([-.+]?[A-Za-z][A-Za-z0-9.+_-]*)?", re.ASCII
+    r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4})(?:\.\d{1,4})?)?([-.+]?[A-Za-z][A-Za-z0-9.+_-]*)?",
+    re.ASCII,
 )
+"""A fourth number is of a release's own mend, as 0.10.1.1."""
+
 _FIRST_V0 = (0, 5)
 _FIRST_V1 = (0, 8)
 _FIRST_WITHOUT_V0 = (0, 11)
@@ -197,7 +200,7 @@ def rules_for(version: str) -> PlannerRules:
     ``0.8.5-v0`` means V0. A version up to 0.7 means V0, one from 0.11 on V1.
 
     Args:
-        version: E.g. ``0.26.0``, ``v0.11``, ``0.8.5-v0``, ``0.19.0rc1``.
+        version: E.g. ``0.26.0``, ``v0.11``, ``0.8.5-v0``, ``0.10.1.1``, ``0.19.0rc1``.
 
     Raises:
         ValueError: If the text is no version, the version is older than 0.5, or it has not the

@@ -21,6 +21,7 @@ COMPILES = 3
 
 LARGEST, SMALL = 512, 32
 GPT_OSS_LARGEST, GPT_OSS_SINCE = 1024, (0, 10, 1)
+ACROSS_DECODING_SINCE = (0, 12)
 LARGEST_SINCE = (0, 11, 1)
 """`max_cudagraph_capture_size`, before it one size of `cuda_graph_sizes`."""
 
@@ -118,9 +119,8 @@ def mode(asked: Asked, rules: VersionRules) -> str:
 def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captured:
     """The graphs of a deployment."""
     chosen = NONE if deployment.enforce_eager else mode(asked, rules)
-    drafts = deployment.speculation is not None
-    if chosen == FULL_AND_PIECEWISE and drafts and not captures_drafts(deployment):
-        chosen = PIECEWISE
+    if not rules.is_v0:
+        chosen = _allowed(deployment, chosen)
     sizes = _sizes(deployment, rules, asked)
     decoding = _decoding(deployment, sizes)
     pieces, whole = _made(chosen, sizes, decoding)
@@ -129,6 +129,16 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     return Captured(
         sizes=decoding if chosen == FULL_DECODE_ONLY else sizes, pieces=pieces, whole=whole
     )
+
+
+def _allowed(deployment: Deployment, chosen: str) -> str:
+    """The mode that drafts, and attention to an encoder, leave of the chosen one."""
+    if deployment.speculation is not None and not captures_drafts(deployment):
+        return PIECEWISE if chosen == FULL_AND_PIECEWISE else chosen
+    if not deployment.model.cross_attention or chosen in (NONE, FULL_DECODE_ONLY):
+        return chosen
+    decoding = patch_release_of(deployment.engine_version) >= ACROSS_DECODING_SINCE
+    return FULL_DECODE_ONLY if decoding else PIECEWISE
 
 
 def largest_of(number: int, rules: VersionRules) -> int:

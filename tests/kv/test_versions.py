@@ -63,6 +63,14 @@ def test_gemma_3_jump_in_printed_tokens_and_why():
     assert printed["0.21"].why == printed["0.26"].why == rules_for("0.26").token_text
 
 
+@pytest.mark.parametrize("version", ["0.9.0.1", "0.10.1.1"])
+def test_a_release_mended_by_itself_is_a_version(version):
+    """Both stand on PyPI, and vLLM prints them."""
+    mended, release = rules_for(version), rules_for(version[:-2])
+    assert (mended.column, mended.engine) == (release.column, release.engine)
+    assert rules_for(f"{version}-v0").engine == "v0"
+
+
 @pytest.mark.parametrize("version", ["0.20.1", "0.20.2"])
 def test_a_patch_of_0_20_prints_tokens_as_0_21_does(version):
     """Logs: 2.36x of 262144 and 619,479 tokens of Qwen3.6-27B (noonghunna/club-3090#91), and
