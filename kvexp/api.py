@@ -1,8 +1,10 @@
 """kvexp from Python: the same overrides as on the command line, results as objects."""
 
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -13,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from kvexp import point, registry, session
+from kvexp.composing import Composer
 from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
 from kvexp.facts import with_model_ids
@@ -20,6 +23,7 @@ from kvexp.grammar import keep_version_text
 from kvexp.isolate import Worker
 from kvexp.point import Point, as_typed, compose_point
 from kvexp.results import Result
+from kvexp.schema import mentioned_parts
 
 _ONE_AT_A_TIME = threading.RLock()
 """Hydra composes with global state."""
@@ -73,6 +77,7 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
     """
     folders = [registry.config_dir()]
     overrides = list(overrides)
+    searches = any(override.startswith("hydra.searchpath") for override in overrides)
     if config_dir is not None:
         own = Path(config_dir).resolve()
         if not own.is_dir():
@@ -81,8 +86,10 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
         overrides.append(f"hydra.searchpath=['file://{own}']")
     overrides = _prepared(overrides, folders)
     with _hydra(overrides):
+        known = [*registry.config_dirs(), *folders[1:]]
+        composer = _composer(object() if searches else _state(known, overrides))
         try:
-            return list(_points(overrides))
+            return list(_points(composer, overrides))
         except CONFIG_ERRORS as error:
             if not is_users_mistake(error):
                 raise
@@ -94,10 +101,23 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
             return [Point(overrides=only, folder=folder, problem=problem.message)]
 
 
-def _points(overrides: Sequence[str]) -> Iterator[Point]:
+def _state(folders: Iterable[Path], overrides: Iterable[str]) -> Hashable:
+    """What a composition depends on beside its own overrides: schema, plugins and files."""
+    files = (path for folder in folders for path in sorted(folder.rglob("*.yaml")))
+    stamps = tuple((path, (found := path.stat()).st_mtime_ns, found.st_size) for path in files)
+    return mentioned_parts(overrides), tuple(sys.path), Path.cwd(), stamps
+
+
+@lru_cache(maxsize=8)
+def _composer(state: Hashable) -> Composer:
+    """Composes for as long as nothing changes on which it depends."""
+    return Composer(lambda overrides: compose("config", overrides, return_hydra_config=True))
+
+
+def _points(composer: Composer, overrides: Sequence[str]) -> Iterator[Point]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     fixed = [o.input_line for o in parsed if not o.is_sweep_override() and o.input_line]
-    base = compose("config", fixed, return_hydra_config=True)
+    base = composer.compose(fixed)
     presets = [f"{key}={value}" for key, value in (base.hydra.sweeper.params or {}).items()]
     HydraConfig.instance().set_config(base)
     if not presets and len(fixed) == len(parsed):
@@ -108,16 +128,16 @@ def _points(overrides: Sequence[str]) -> Iterator[Point]:
     lists = OverridesParser.create().parse_overrides([*prepared, *overrides])
     (jobs,) = BasicSweeper.split_arguments(lists, None)
     for index, job in enumerate(jobs):
-        yield _point(list(job), folder=folder / str(index))
+        yield _point(composer, list(job), folder=folder / str(index))
 
 
 def _prepared(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     return keep_version_text(with_model_ids(overrides, folders))
 
 
-def _point(overrides: list[str], *, folder: Path) -> Point:
+def _point(composer: Composer, overrides: list[str], *, folder: Path) -> Point:
     try:
-        cfg = compose("config", overrides, return_hydra_config=True)
+        cfg = composer.compose(overrides)
     except CONFIG_ERRORS as error:
         problem = explain(error)
         if not is_users_mistake(error) or problem.is_request:

@@ -20,9 +20,7 @@ from kvexp.grammar import shown
 from kvexp.isolate import Worker
 from kvexp.registry import config_dirs
 from kvexp.results import Result, Stage, Status
-from kvexp.schema import Run, requested_values
-
-GROUPS = ("model", "gpu", "engine", "profiler", "tracking")
+from kvexp.schema import GROUPS, Run, requested_values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,9 @@ class Run(Knobs):
         return cast(Run, OmegaConf.to_object(cfg))
 
 
+GROUPS = ("model", "gpu", "engine", "profiler", "tracking")
+"""Config groups of which every point has one option."""
+
 MODEL_PARTS = {
     "sliding_heads": Heads,
     "compressed": Compressed,
@@ -70,12 +73,17 @@ def schema_for(overrides: Iterable[str]) -> DictConfig:
     OmegaConf sets no key of a null: a part that is mentioned is there, with its values missing.
     """
     schema: DictConfig = OmegaConf.structured(Run)
-    mentioned = {match[1] for each in overrides if (match := _PART.fullmatch(each))}
-    if mentioned:
+    parts = mentioned_parts(overrides)
+    if parts:
         schema.model = OmegaConf.structured(Model)
-        for name in mentioned:
+        for name in parts:
             schema.model[name] = OmegaConf.structured(MODEL_PARTS[name])
     return schema
+
+
+def mentioned_parts(overrides: Iterable[str]) -> frozenset[str]:
+    """The parts of the model that the overrides set."""
+    return frozenset(match[1] for each in overrides if (match := _PART.fullmatch(each)))
 
 
 def requested_values(config: dict[str, Any], engine: str, profiler: str) -> dict[str, Any]:

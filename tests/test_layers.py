@@ -45,6 +45,7 @@ LAYERS = [
     "report",
     "tracking",
     "schema",
+    "composing",
     "at_hand",
     "registry",
     "grammar",

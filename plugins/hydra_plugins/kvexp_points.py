@@ -18,6 +18,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 
 from kvexp import record, registry
+from kvexp.composing import Composer
 from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
 from kvexp.facts import with_model_ids
@@ -45,8 +46,10 @@ class PointLauncher(Launcher):
             RequestError: a point asks for a key that does not exist.
         """
         setup_globals()
+        loader = self.hydra_context.config_loader
+        composer = Composer(lambda overrides: loader.load_sweep_config(self.config, overrides))
         points = [
-            self._point(index, list(overrides))
+            self._point(composer, index, list(overrides))
             for index, overrides in enumerate(job_overrides, start=initial_job_idx)
         ]
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
@@ -58,11 +61,10 @@ class PointLauncher(Launcher):
             returns.append(returned)
         return returns
 
-    def _point(self, index: int, overrides: list[str]) -> Point:
-        loader = self.hydra_context.config_loader
+    def _point(self, composer: Composer, index: int, overrides: list[str]) -> Point:
         sweep_dir = Path(str(self.config.hydra.sweep.dir)).resolve()
         try:
-            cfg = loader.load_sweep_config(self.config, overrides)
+            cfg = composer.compose(overrides)
         except CONFIG_ERRORS as error:
             if not is_users_mistake(error):
                 raise
