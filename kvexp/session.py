@@ -212,11 +212,16 @@ def _run_point(
     )
     data = record.to_dict(result, origin)
     try:
-        record.write(folder, data, yaml.safe_dump(dict(point.config), sort_keys=False))
+        record.write(folder, data, _yaml(point.config))
     except RequestError as error:
         problem = problem or str(error)
     session.store.finish_point(run_id, data, folder, parent is None)
     return Kept(point=point, result=result, folder=folder, problem=problem)
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    """A configuration as text, by libyaml, which takes a tenth of Python's time."""
+    return str(yaml.dump(dict(config), Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
 def _with_endings(result: Result, worker: Worker) -> Result:
