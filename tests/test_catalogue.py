@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from kvexp import weights
 from kvexp.dtypes import DType
+from kvexp.hf import ids
 from kvexp.request import Gpu, Model
 from kvexp.units import GIB
 from thinned import thinned
@@ -231,12 +232,13 @@ def test_every_entry_has_its_cache_stated():
 
 
 def test_every_id_belongs_to_one_entry():
-    ids = [
+    names = [
         name.lower()
         for path in MODEL_FILES
         for name in (given(path)["hf_id"], *given(path).get("aliases", ()))
     ]
-    assert len(ids) == len(set(ids))
+    assert len(names) == len(set(names))
+    assert ids.index([CONF]).keys() == set(names)  # read without a parser of YAML
 
 
 @pytest.mark.parametrize("name", FACTS["layers"])

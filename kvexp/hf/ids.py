@@ -19,8 +19,8 @@ from kvexp.formats import MX_GROUP, PER_ROW
 from kvexp.request import QuantizationConfig
 
 _ID = re.compile(r"^hf_id:\s*(\S+)", re.MULTILINE)
-_ALIASES = re.compile(r"^aliases:[^\n]*\n((?:\s+- \S+\n)+)", re.MULTILINE)
-_ITEM = re.compile(r"- (\S+)")
+_ALIASES = re.compile(r"^aliases:[^\n]*\n((?:\s+(?:- \S+)?[ \t]*(?:#[^\n]*)?\n)+)", re.MULTILINE)
+_ITEM = re.compile(r"^\s+- (\S+)", re.MULTILINE)
 _METHOD = re.compile(r"^quantization_config:\n(?:  .*\n)*?  method: (\w+)", re.MULTILINE)
 
 _SUFFIXES: tuple[tuple[str, Quantization], ...] = (
