@@ -211,6 +211,7 @@ def test_a_search_over_nothing_that_holds_says_so(fake):
     assert "no share that was tried holds" in done.stdout
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_the_graphs_is_a_status_and_a_smaller_share_is_found(fake):
     done, _, (result,) = fake("profiler.graphs_fit=false", "util=0.9")
 
@@ -220,6 +221,7 @@ def test_out_of_memory_at_the_graphs_is_a_status_and_a_smaller_share_is_found(fa
     assert 0.4 < result["largest_util"] < 0.52
 
 
+@pytest.mark.slow
 def test_ranks_are_processes_of_their_own_below_the_measuring_one(fake):
     done, log, (result,) = fake("tp=2", "util=0.5")
 
@@ -274,6 +276,7 @@ def test_a_neighbour_that_keeps_moving_is_measured_twice_and_no_more(fake):
     assert result["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_what_a_process_left_is_in_the_result_of_its_last_point(fake):
     _, _, results = fake("-m", "util=0.5,0.6")
 

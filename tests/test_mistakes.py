@@ -173,7 +173,7 @@ def test_what_begins_with_a_word_is_nearest_to_it(word, near):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    thinned(REFUSED, one_of=4),
+    thinned(REFUSED, one_of=8),
     ids=[" ".join(arguments)[:40] for arguments, _ in REFUSED],
 )
 def test_it_is_refused_in_one_line(command_line, arguments, message):

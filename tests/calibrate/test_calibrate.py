@@ -113,6 +113,7 @@ def test_a_card_that_is_packaged_differs_nowhere(written):
     assert "24 of 24 measured numbers equal those of NVIDIA H200" in out.out
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_probe_that_fails_costs_its_own_numbers_and_is_said(written):
     card = simulated_card(OTHER, is_shared=True)
