@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from enum import Enum
+from functools import cache, lru_cache
 from typing import Any, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -140,8 +141,21 @@ def structured(cls: type) -> Any:
 def typed(cls: type, values: Mapping[str, Any]) -> Any:
     """An object of a class of options, with values that Hydra would take for them.
 
+    Plain values give the same object again, which nobody changes.
+
     Raises:
         OmegaConfBaseException: a value does not fit its option.
         InvalidValue: the class does not allow it.
     """
+    if not all(isinstance(value, str | int | float | Enum | None) for value in values.values()):
+        return _typed(cls, values)
+    return _of_plain(cls, tuple((key, type(value), value) for key, value in values.items()))
+
+
+@lru_cache(maxsize=256)
+def _of_plain(cls: type, items: tuple[tuple[str, type, Any], ...]) -> Any:
+    return _typed(cls, {key: value for key, _, value in items})
+
+
+def _typed(cls: type, values: Mapping[str, Any]) -> Any:
     return OmegaConf.to_object(OmegaConf.merge(structured(cls), dict(values)))

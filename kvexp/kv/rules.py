@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from .specs import MambaDemand
@@ -193,6 +194,7 @@ def _first(column: PlannerRules) -> tuple[int, ...]:
     return numbers if column is not of_release else (*numbers[:2], 0)
 
 
+@cache
 def rules_for(version: str) -> PlannerRules:
     """Return the rules that a vLLM version plans by.
 

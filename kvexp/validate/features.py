@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_args
 
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvexp.dtypes import DType
 from kvexp.errors import InvalidValue
 from kvexp.request import LARGEST, Limits, Lora, Model, Speculative
-from kvexp.schema import Run, structured
+from kvexp.schema import Run, typed
 from kvexp.startup_logs.options import human_int
 from kvexp.units import parse_bytes
 from kvexp.validate import compilation
@@ -122,20 +121,17 @@ def options(flags: Flags, cls: type, release: tuple[int, ...]) -> Asked:
     found = Asked()
     for flag in _options_among(flags, kinds, release):
         value = _member(kinds[flag.name], human_int(flag.value))
-        if _fits(cls, flag.name, kinds[flag.name], value):
-            found.features.append(Feature(words=flag.words, apply=_with_option(flag.name, value)))
-        else:
+        try:
+            change = {flag.name: _fitted(cls, flag.name, kinds[flag.name], value)}
+        except (OmegaConfBaseException, ValueError):
             found.notes += without_rule([flag])
+        else:
+            found.features.append(Feature(words=flag.words, apply=_with_options(change)))
     return found
 
 
-def _with_option(name: str, value: Any) -> Callable[[Run], Run]:
-    def apply(run: Run) -> Run:
-        merged = OmegaConf.merge(OmegaConf.structured(run.engine), {name: value})
-        engine: Any = OmegaConf.to_object(merged)
-        return replace(run, engine=engine)
-
-    return apply
+def _with_options(change: Mapping[str, Any]) -> Callable[[Run], Run]:
+    return lambda run: replace(run, engine=replace(run.engine, **change))
 
 
 def _options_among(
@@ -154,17 +150,19 @@ def _member(kind: Any, value: Any) -> Any:
     return next((each for each in DType if each.value == value), value)
 
 
-def _fits(cls: type, name: str, kind: Any, value: Any) -> bool:
+def _fitted(cls: type, name: str, kind: Any, value: Any) -> Any:
+    """The value as an option of a class takes it.
+
+    Raises:
+        ValueError: it is null, a switch's value where no switch is, or no size.
+        OmegaConfBaseException: it is of another type.
+    """
     is_switch = kind is bool or bool in get_args(kind)
     if value is None or (isinstance(value, bool) and not is_switch):
-        return False
-    try:
-        if kind is Any:  # a size
-            parse_bytes(value, key=name)
-        OmegaConf.merge(structured(cls), {name: value})
-    except (OmegaConfBaseException, ValueError):
-        return False
-    return True
+        raise ValueError(value)
+    if kind is Any:
+        parse_bytes(value, key=name)
+    return getattr(typed(cls, {name: value}), name)
 
 
 def is_on(value: Any) -> bool:

@@ -8,6 +8,7 @@ and 21229 (of experts); what the sampler and the experts keep was read from star
 
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 
 from kvexp.contract import InvalidValue
 
@@ -300,6 +301,7 @@ MEASURED = (0, 26)
 """The release whose memory terms were measured."""
 
 
+@cache
 def release_of(version: str) -> tuple[int, int]:
     """Major and minor number of a version.
 
@@ -316,6 +318,7 @@ def release_of(version: str) -> tuple[int, int]:
     return release
 
 
+@cache
 def patch_release_of(version: str) -> tuple[int, int, int]:
     """Major, minor and patch number of a version.
 
