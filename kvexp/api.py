@@ -28,6 +28,9 @@ from kvexp.schema import mentioned_parts
 _ONE_AT_A_TIME = threading.RLock()
 """Hydra composes with global state."""
 
+_DEPTHS = ("*.yaml", "*/*.yaml", "*/*/*.yaml")
+"""Where a folder of configurations has files: groups, and groups below groups."""
+
 
 def run(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> Result:
     """Run one point, e.g. `kvexp.run(["model=llama3_8b", "gpu=h100", "util=0.9"])`.
@@ -103,7 +106,7 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
 
 def _state(folders: Iterable[Path], overrides: Iterable[str]) -> Hashable:
     """What a composition depends on beside its own overrides: schema, plugins and files."""
-    files = (path for folder in folders for path in sorted(folder.rglob("*.yaml")))
+    files = (path for folder in folders for depth in _DEPTHS for path in folder.glob(depth))
     stamps = tuple((path, (found := path.stat()).st_mtime_ns, found.st_size) for path in files)
     return mentioned_parts(overrides), tuple(sys.path), Path.cwd(), stamps
 
