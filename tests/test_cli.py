@@ -135,7 +135,7 @@ def test_a_bad_value_in_a_sweep_is_one_invalid_point(command_line, tmp_path):
     assert "2 of 4 points ok" in out
     assert [r["status"] for r in results_below(tmp_path)] == ["ok", "invalid", "invalid", "ok"]
     assert "util=1.2: invalid: util must be above 0" in err
-    assert "util must be a number, got 'oops'" in err
+    assert "util=oops: invalid: util must be a number, got 'oops'" in err
 
 
 def test_an_unknown_option_name_in_a_sweep_is_one_invalid_point(command_line, tmp_path):

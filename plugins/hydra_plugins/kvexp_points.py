@@ -23,7 +23,7 @@ from kvexp.errors import RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
 from kvexp.facts import with_model_ids
 from kvexp.grammar import keep_version_text
-from kvexp.point import Point, compose_point
+from kvexp.point import Point, as_typed, compose_point
 
 
 class PointLauncher(Launcher):
@@ -71,8 +71,8 @@ class PointLauncher(Launcher):
             problem = explain(error)
             if problem.is_request:
                 raise RequestError(problem.message) from None
-            shown = tuple(o for o in overrides if not o.startswith("hydra"))
-            return Point(overrides=shown, folder=sweep_dir / str(index), problem=problem.message)
+            only = as_typed(overrides)
+            return Point(overrides=only, folder=sweep_dir / str(index), problem=problem.message)
         with open_dict(cfg):
             cfg.hydra.job.id = str(index)
             cfg.hydra.job.num = index
