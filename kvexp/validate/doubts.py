@@ -23,7 +23,7 @@ UTIL = (0.8, 0.95)
 NO_VIDEOS = "--limit-mm-per-prompt video=0"
 NO_IMAGES = "--limit-mm-per-prompt image=0,video=0"
 BLOCK_DRAFTS = '--speculative-config {"method":"dspark","num_speculative_tokens":5}'
-"""What starts of DeepSeek V4 mostly have; other models have no such layers."""
+"""What starts of DeepSeek V4 mostly have."""
 
 _DRAFTS = re.compile("draft|spec|mtp|n-?gram", re.IGNORECASE)
 """Words about drafts, by which a case states what drafts, or that nothing does."""
@@ -36,13 +36,21 @@ TOTAL_ERROR = 0.015
 
 
 def widened(
-    inputs: Inputs, prediction: Prediction, answer: Callable[[Inputs], Prediction]
+    inputs: Inputs,
+    prediction: Prediction,
+    answer: Callable[[Inputs], Prediction],
+    *,
+    drafts_blocks: bool,
 ) -> Prediction:
-    """The prediction with intervals that hold what the unstated inputs may move."""
+    """The prediction with intervals that hold what the unstated inputs may move.
+
+    `drafts_blocks`: the model has layers that draft blocks of tokens (`BLOCK_DRAFTS`).
+    """
     if not prediction.answered:
         return prediction
     moved = [
-        [answer(each).values for each in variants] for variants in unstated(inputs, prediction)
+        [answer(each).values for each in variants]
+        for variants in unstated(inputs, prediction, drafts_blocks=drafts_blocks)
     ]
     values = {
         name: _widened(interval, [[_best(values, name) for values in each] for each in moved])
@@ -53,7 +61,9 @@ def widened(
     return replace(prediction, values=values)
 
 
-def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
+def unstated(
+    inputs: Inputs, prediction: Prediction, *, drafts_blocks: bool
+) -> Iterator[list[Inputs]]:
     """For each input that a case does not state, the cases it may have been."""
     vllm = inputs.engine.lower() == "vllm"
     if not inputs.is_stated("gpu_memory_utilization") and vllm:
@@ -73,7 +83,7 @@ def unstated(inputs: Inputs, prediction: Prediction) -> Iterator[list[Inputs]]:
     if not inputs.is_stated("other_flags") and not inputs.other_flags and vllm:
         yield [replace(inputs, other_flags=flags) for flags in _limits(inputs.engine_version)]
     drafts = "speculative_method" in prediction.used or _DRAFTS.search(inputs.other_flags or "")
-    if vllm and not drafts:
+    if vllm and drafts_blocks and not drafts:
         flags = " ".join(filter(None, [inputs.other_flags, BLOCK_DRAFTS]))
         yield [replace(inputs, other_flags=flags)]
     if vllm and inputs.tp is None and inputs.num_gpus is None:

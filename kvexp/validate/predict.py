@@ -51,7 +51,12 @@ def predict(inputs: Inputs) -> Prediction:
         engine_option(inputs)
         if named is None:
             return _without_model(inputs, card)
-        return widened(inputs, _predicted(inputs, card, named), lambda each: _varied(each, named))
+        return widened(
+            inputs,
+            _predicted(inputs, card, named),
+            lambda each: _varied(each, named),
+            drafts_blocks=known.model(named.option).dspark is not None,
+        )
     except (NoRequest, InvalidValue, OmegaConfBaseException) as error:
         return Prediction.unanswered(str(error).splitlines()[0])
     except Exception as error:  # one case's fault, as a point's, must not lose the others

@@ -275,7 +275,7 @@ def test_an_interruption_keeps_what_is_answered(few, capsys, monkeypatch):
 
 
 def test_a_fault_of_one_case_does_not_lose_the_others(few, monkeypatch):
-    def faulty(inputs, prediction, answer):
+    def faulty(*_, **__):
         raise ZeroDivisionError("of a test")
 
     monkeypatch.setattr("kvexp.validate.predict.widened", faulty)
