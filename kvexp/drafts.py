@@ -129,6 +129,7 @@ def _own_layers(model: Model, method: str, count: int) -> Model:
         checkpoint_bytes=None,
         tower_parameters=0,
         audio_tower_parameters=0,
+        uncounted_tower_parameters=0,
     )
 
 

@@ -90,10 +90,11 @@ class Model:
     `num_nextn_predict_layers` further layers draft tokens (MTP). `draft_vocab_size` and
     `target_hidden_size` are of a checkpoint that drafts for another model (EAGLE).
     `tower_parameters` counts what stands beside the decoder: vision and audio encoders,
-    projectors; `audio_tower_parameters` of them are for audio; `encoder` says what a vision encoder
-    works on. `path` is a checkpoint or
-    config.json to read the facts from, `config_path` the section of it, `aliases` are further ids
-    with the same facts, `notes` the assumptions of the reader, and `checkpoint_bytes` what the
+    projectors; `audio_tower_parameters` of them are for audio; `uncounted_tower_parameters` more
+    may be there, where an encoder's sizes or class are not known; `encoder` says what a vision
+    encoder works on. `path` is a checkpoint or config.json to read the facts from, `config_path`
+    the section of it, `aliases` are further ids with the same facts, `notes` the assumptions of
+    the reader, and `checkpoint_bytes` what the
     checkpoint's tensors take where they were read.
     """
 
@@ -143,6 +144,7 @@ class Model:
     target_hidden_size: int | None = None
     tower_parameters: int = 0
     audio_tower_parameters: int = 0
+    uncounted_tower_parameters: int = 0
     path: str | None = None
     config_path: str | None = None
     aliases: list[str] = field(default_factory=list)
@@ -198,7 +200,8 @@ class Model:
             )
         if self.torch_dtype is DType.auto:
             raise InvalidValue("model.torch_dtype must be one of bf16, fp16, fp32, got auto")
-        check_count("model.tower_parameters", self.tower_parameters, least=0)
+        for name in ("tower_parameters", "uncounted_tower_parameters"):
+            check_count(f"model.{name}", getattr(self, name), least=0)
         check_count("model.num_nextn_predict_layers", self.num_nextn_predict_layers, least=0)
         if self.checkpoint_bytes is not None:
             check_count("model.checkpoint_bytes", self.checkpoint_bytes)
@@ -215,6 +218,11 @@ class Model:
             check_count("model.intermediate_sizes", size, least=0)
         self._check_layer_types()
         self._check_rope_scaling()
+
+    @property
+    def has_towers(self) -> bool:
+        """Whether encoders stand beside the decoder, counted or not."""
+        return self.tower_parameters + self.uncounted_tower_parameters > 0
 
     @property
     def checkpoint(self) -> str:

@@ -244,8 +244,7 @@ def decoder_facts(
     facts["num_nextn_predict_layers"] = section.integer(*DRAFTING_KEYS, least=0) or 0
     facts["draft_vocab_size"] = section.around().integer("draft_vocab_size")
     facts["target_hidden_size"] = section.around().integer("target_hidden_size")
-    total, audio = tower_parameters(section, hidden)
-    facts["tower_parameters"], facts["audio_tower_parameters"] = total, audio
+    facts.update(tower_parameters(section, hidden))
     facts["encoder"] = images.encoder(section)
     return facts
 

@@ -178,6 +178,7 @@ def _compare(model: Model, checkpoint: Checkpoint, notes: list[str]) -> None:
         audio = (tensor.numel for tensor in in_towers if _AUDIO.search(tensor.name))
         model.audio_tower_parameters = sum(audio)
         notes[:] = [note for note in notes if "by the rule of a plain encoder" not in note]
+    model.uncounted_tower_parameters = 0
     model.checkpoint_bytes = kept.size_bytes
     count = len(kept.files)
     notes.append(

@@ -4,6 +4,7 @@ A class decides biases, norms and projectors. Where it is not one of `CLASSES` t
 estimate and is noted; a checkpoint beside the config gives the exact one.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,12 @@ CONFORMERS = ("gemma4_audio", "parakeet")
 CONFORMER_SQUARES = 24
 """Of its width, in a layer: two MLPs of four widths, attention with positions, a convolution."""
 
+PLAIN_SHARE = 0.4
+"""How much more than a plain encoder those of `CLASSES` have, but for a visual vocabulary's."""
+
+MOST_PARAMETERS = 1_300_000_000
+"""Nine in ten of the catalogue's encoders have no more."""
+
 MINIMAX_MERGED = 4
 """Projected patches that are merged, each into the decoder's width."""
 
@@ -42,6 +49,8 @@ DEFAULTS = {
     **dict.fromkeys(_QWEN3, (1152, 27, 4304, 16)),
 }
 """Width, layers, MLP width and patch where a published config leaves them out."""
+
+_ITEM = re.compile(r"(image|img|vision|video|audio|speech)\w*_token(_id|_index)?$")
 
 SIDES = ("image_size", "patch_size", "spatial_patch_size")
 """Sizes that some configs state as two equal numbers."""
@@ -183,18 +192,23 @@ def _side(value: object) -> object:
     return value
 
 
-def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
-    """Parameters beside the decoder, and those of them for audio; 0 for a text model."""
+def tower_parameters(config: Section, hidden: int) -> dict[str, int]:
+    """Parameters beside the decoder, of them for audio, and how many more may be there, as facts.
+
+    All are 0 for a text model.
+    """
     stated = class_encoders.kind_of(config.around())
     if stated in class_encoders.KINDS:
-        return class_encoders.parameters(stated, config.around(), hidden)
-    vision, audio, sees = 0, _own_encoder(config, hidden), False
+        total, audio = class_encoders.parameters(stated, config.around(), hidden)
+        return {"tower_parameters": total, "audio_tower_parameters": audio}
+    vision, audio, more, sees = 0, _own_encoder(config, hidden), 0, False
     for place in places(config):
         for keys in (VISION_KEYS, AUDIO_KEYS):
             tower = encoder_section(place, keys)
             if tower is None:
                 continue
-            count = _encoder(tower, config, hidden)
+            count, doubt = _encoder(tower, config, hidden)
+            more += doubt
             sees = sees or keys is VISION_KEYS
             vision, audio = (
                 (vision + count, audio) if keys is VISION_KEYS else (vision, audio + count)
@@ -202,7 +216,20 @@ def tower_parameters(config: Section, hidden: int) -> tuple[int, int]:
     around = config.around()
     if not sees and around.text("model_type") in CLASSES:
         around.assume(f"{VISION_KEYS[0]} is not given: no encoder of images is counted")
-    return vision + audio, audio
+        more += MOST_PARAMETERS
+    elif not vision + audio + more and (tokens := _tokens_of_items(around)):
+        around.assume(f"{tokens} is given and no encoder's section: none is counted")
+        more += MOST_PARAMETERS
+    return {
+        "tower_parameters": vision + audio,
+        "audio_tower_parameters": audio,
+        "uncounted_tower_parameters": more,
+    }
+
+
+def _tokens_of_items(around: Section) -> str | None:
+    """A key that says by which token an item stands in a prompt; None where there is none."""
+    return next((key for key in around.values if _ITEM.match(key) and around.has(key)), None)
 
 
 def _own_encoder(config: Section, width: int) -> int:
@@ -231,15 +258,16 @@ def places(config: Section) -> list[Section]:
     return places
 
 
-def _encoder(tower: Section, config: Section, hidden: int) -> int:
+def _encoder(tower: Section, config: Section, hidden: int) -> tuple[int, int]:
+    """Parameters of one encoder and its projector, and how many more there may be."""
     kind = own_type(tower, config.around().text("model_type") or "")
     around = config.around().text("model_type") or ""
     if around == "gemma4_unified":
-        return _gemma4_unified(tower, hidden)
+        return _gemma4_unified(tower, hidden), 0
     if tower.text("model_type") in class_encoders.WINDOWED_AUDIO and tower.has("d_model"):
-        return class_encoders.windowed_audio_parameters(tower, hidden)
+        return class_encoders.windowed_audio_parameters(tower, hidden), 0
     if around in class_encoders.NEMOTRON and tower.has("args", "version"):
-        return class_encoders.radio_parameters(tower, config.around(), hidden)
+        return class_encoders.radio_parameters(tower, config.around(), hidden), 0
     defaults = DEFAULTS.get(kind, (None, None, None, None))
     width = tower.integer("embed_dim", "d_model", "width", "hidden_size") or defaults[0]
     layers = tower.integer("num_hidden_layers", "depth", "layers", "encoder_layers")
@@ -250,14 +278,14 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
             f"{tower.path} lacks hidden_size or num_hidden_layers (embed_dim, depth): its weights"
             " are not counted"
         )
-        return 0
+        return 0, MOST_PARAMETERS
     mlp = mlp_width(tower, kind, width) or defaults[2] or 4 * width
     patch = patch_size(tower) or defaults[3] or 14
     gated = kind in GATED
     known = CLASSES.get(around) if _OWN.get(around, kind) == kind else None
     if known is not None:
         sizes = _Sizes(width=width, layers=layers, mlp=mlp, patch=patch, gated=gated)
-        return _of_class(known, sizes, tower, config, hidden)
+        return _of_class(known, sizes, tower, config, hidden), 0
     layer = 4 * width * width + (3 if gated else 2) * width * mlp + 9 * width + mlp
     if kind in CONFORMERS:
         layer = CONFORMER_SQUARES * width * width + 15 * width
@@ -268,7 +296,7 @@ def _encoder(tower: Section, config: Section, hidden: int) -> int:
         f"{tower.path}: about {total:,} parameters by the rule of a plain encoder; a checkpoint"
         " gives the exact figure"
     )
-    return total
+    return total, int(PLAIN_SHARE * total)
 
 
 def _gemma4_unified(tower: Section, hidden: int) -> int:

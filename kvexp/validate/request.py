@@ -298,7 +298,7 @@ class _Draft:
         """The format of the weights: of the model's name, or of the engine's option."""
         text = self.inputs.quantization or ""
         if named.text_only:
-            self.model["tower_parameters"] = 0
+            self.model["tower_parameters"] = self.model["uncounted_tower_parameters"] = 0
         kind = named.gguf or models.gguf_type(text)
         if kind is not None:
             self._gguf(kind)

@@ -111,7 +111,7 @@ def _v1_tokens(knobs: Knobs, rules: VersionRules, usage: str, *, large: bool) ->
 def _v0_tokens(knobs: Knobs, rules: VersionRules, max_model_len: int, chunked: bool | None) -> int:
     """A whole prompt, unless V0 splits prompts (`_set_default_args_v0`, `SchedulerConfig`)."""
     model = knobs.model
-    images = rules.image_tokens if model.tower_parameters else 0
+    images = rules.image_tokens if model.has_towers else 0
     windows = all(
         model.layer_type(index) == "sliding_attention" for index in range(model.num_hidden_layers)
     )

@@ -10,7 +10,9 @@ from kvexp_vllm import encoder_classes, encoders
 from kvexp_vllm.peaks import Peak
 from kvexp_vllm.rules import VersionRules
 
-UNKNOWN_PIXELS_BYTES = 256 * MIB
+UNKNOWN_BYTES = 2048 * MIB
+"""Nine in ten of the catalogue's encoders raise the peak of a start of 0.19 by no more."""
+
 COLOURS = 3
 
 MERGING = ("Qwen2VL", "Qwen2_5_VL")
@@ -234,7 +236,6 @@ def _mask_doubt_bytes(deployment: Deployment, images: Images) -> int:
 def unknown_bytes(deployment: Deployment) -> int:
     """What images may take where an encoder is there and its images are not known."""
     model = deployment.model
-    if not model.tower_parameters or model.encoder is not None:
+    if not model.has_towers or model.encoder is not None:
         return 0
-    outputs = deployment.max_num_batched_tokens * model.hidden_size
-    return UNKNOWN_PIXELS_BYTES + outputs * deployment.dtype.itemsize_bytes
+    return UNKNOWN_BYTES

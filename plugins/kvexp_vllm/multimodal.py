@@ -39,7 +39,8 @@ def modalities(model: Model) -> tuple[str, ...]:
     if model.cross_attention and model.tower_parameters:
         return ("audio",)
     found: tuple[str, ...] = ()
-    if model.tower_parameters > model.audio_tower_parameters:
+    seeing = model.tower_parameters - model.audio_tower_parameters
+    if seeing or (model.has_towers and not model.tower_parameters):
         found = ("image", "video") if _VIDEO.search(model.architecture) else ("image",)
     return (*found, "audio") if model.audio_tower_parameters else found
 

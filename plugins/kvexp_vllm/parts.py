@@ -1,7 +1,7 @@
 """Parts of a budget: sizes with where they come from and how far they may be off."""
 
 from kvexp.contract import Deployment, Part, Provenance, Quantization, gib, terms, weights
-from kvexp_vllm import sparse_attention, stages
+from kvexp_vllm import multimodal, sparse_attention, stages
 from kvexp_vllm.fitted import Estimate
 from kvexp_vllm.rules import VersionRules
 from kvexp_vllm.weights import Loaded
@@ -54,6 +54,9 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         listed = model.encoder is not None and model.encoder.num_hidden_layers is not None
         doubts.append(f"encoders {'layer by layer' if listed else 'by their number of parameters'}")
         spread += 0.002 if listed and deployment.tp == 1 else 0.005
+    uncounted = _uncounted_bytes(deployment, rules)
+    if uncounted:
+        doubts.append("an encoder whose sizes or class are not known may take more")
     if terms.beyond_formula_bytes(deployment):
         doubts.append("scaled to the checkpoint's tensors, which the formula does not describe")
         spread += 0.005
@@ -66,7 +69,7 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         doubts.append("drafts of four kinds were measured, with random weights")
         spread += 0.002
     size = loaded.total_bytes
-    error = int(spread * size) if spread else None
+    error = int(spread * size) if spread or uncounted else None
     unreached = int(above * size)
     kept = _kept_scales_bytes(deployment)
     if kept:
@@ -77,9 +80,16 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         provenance=Provenance.derived if weights.is_known(model) else Provenance.assumed,
         reason="; ".join([_loading(loaded), *doubts]),
         low_bytes=None if error is None else size - error,
-        high_bytes=None if error is None else size + error + kept + unreached,
+        high_bytes=None if error is None else size + error + kept + unreached + uncounted,
         includes=beside,
     )
+
+
+def _uncounted_bytes(deployment: Deployment, rules: VersionRules) -> int:
+    """What encoders that are not known may take, whole on each rank, where vLLM builds them."""
+    if not any(multimodal.towers_built(deployment, rules).values()):
+        return 0
+    return deployment.model.uncounted_tower_parameters * deployment.dtype.itemsize_bytes
 
 
 def _reach_is_guessed(deployment: Deployment) -> bool:

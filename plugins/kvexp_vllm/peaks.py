@@ -123,7 +123,7 @@ def takes_items(deployment: Deployment) -> bool:
     Its runner, V1 or V2, has a buffer for them; V0 has none, nor has an encoder-decoder.
     """
     model = deployment.model
-    reads = bool(model.tower_parameters) and not model.cross_attention
+    reads = model.has_towers and not model.cross_attention
     return reads and any(deployment.mm_limits.values()) and not is_v0(deployment.engine_version)
 
 

@@ -33,7 +33,7 @@ def on_every_stage(deployment: Deployment) -> frozenset[weights.Module]:
     if deployment.pp == 1:
         return frozenset()
     both = model.model_type in EMBEDDING_AND_HEAD or model.architecture in CLASSES
-    found: set[weights.Module] = {"towers"} if model.tower_parameters else set()
+    found: set[weights.Module] = {"towers"} if model.has_towers else set()
     if both or model.model_type in EMBEDDING:
         found.add("embedding")
     if both:

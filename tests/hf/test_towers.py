@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import kvexp
 from kvexp.errors import InvalidValue
 from kvexp.hf import read_model
 from kvexp.hf.decoder import decoder_facts
@@ -310,6 +311,32 @@ def test_another_encoder_under_a_known_model_is_an_estimate():
     assert any("by the rule of a plain encoder" in note for note in notes)
 
 
+UNKNOWN = {
+    "sizes are missing": {"vision_config": {"model_type": "another"}},
+    "a rule of thumb": {"vision_config": {"hidden_size": 1024, "num_hidden_layers": 24}},
+    "no section at all": {"image_token_id": 3},
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_weights_reach_further_up_where_an_encoder_is_not_known(case, tmp_path):
+    """Two bytes a parameter: 1.3 billion, or 0.4 of the 316 million that the rule counts."""
+    config = {"model_type": "another", "architectures": ["Another"]}
+    config |= {"text_config": {"model_type": "llama", **TEXT}, "torch_dtype": "bfloat16"}
+
+    def weights(more):
+        (tmp_path / "config.json").write_text(json.dumps(config | more))
+        asked = ["model=hf", f"model.path={tmp_path}", "gpu=h100"]
+        return kvexp.run([*asked, "engine.version=0.19.0"]).profile
+
+    text, found = weights({}), weights(UNKNOWN[case])
+
+    assert text.weights.above_bytes < 2**20
+    assert found.weights.above_bytes > 2 * 125_000_000
+    assert found.activation.above_bytes > 2**31
+    assert (found.weights_bytes == text.weights_bytes) == (case != "a rule of thumb")
+
+
 @pytest.mark.parametrize("vision", [None, {}])
 def test_a_model_of_images_without_its_encoder_is_noted(vision):
     notes: list[str] = []
@@ -319,6 +346,7 @@ def test_a_model_of_images_without_its_encoder_is_noted(vision):
     facts = decoder_facts(config, "text_config", notes, {})
 
     assert (facts["tower_parameters"], facts["encoder"]) == (0, None)
+    assert facts["uncounted_tower_parameters"] > 0
     assert "vision_config is not given: no encoder of images is counted" in notes
 
 
