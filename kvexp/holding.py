@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from kvexp.deployment import Deployment
-from kvexp.engine import Engine
+from kvexp.engine import CachePlan, Engine
 from kvexp.results import Holding, Result, Stage, Status
 from kvexp.units import gib
 
@@ -30,9 +30,6 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     charged = all(part.name != "context" for part in parts)  # the budget has the whole device's use
     others = 0 if charged else deployment.used_by_others_bytes
     room = deployment.total_bytes - others - beyond - doubt
-    most = min(room, deployment.free_bytes)
-    cacheless = budget.requested_bytes - budget.available_bytes
-    safe = most / deployment.total_bytes if most > cacheless else 0.0
     shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
     holding = Holding(
         parts=parts,
@@ -41,7 +38,7 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
         requested_bytes=budget.requested_bytes,
         total_bytes=deployment.total_bytes,
         used_by_others_bytes=others,
-        largest_safe_util=math.floor(safe * 10000) / 10000 if sized_by_util else None,
+        largest_safe_util=_safe_util(result, engine, deployment, room) if sized_by_util else None,
         util_without_graphs=round(deployment.util - shift, 4) if shift else None,
         util_keeping_cache=min(round(deployment.util + shift, 4), 1.0) if shift else None,
     )
@@ -49,6 +46,19 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     if holding.fits or not result.ok or result.verified is not None:
         return result
     return replace(result, status=Status.oom, stage=Stage.graphs, reason=_too_much(holding))
+
+
+def _safe_util(result: Result, engine: Engine, deployment: Deployment, room: int) -> float:
+    """The largest share within so many bytes that the engine serves at; 0 where it refuses it."""
+    total = deployment.total_bytes
+    for size in (min(room, total), min(room, deployment.free_bytes)):
+        util = max(0.0, math.floor(size / total * 10000) / 10000)
+        smaller = replace(deployment, util=util)
+        if engine.refuse_start(smaller) is None:
+            quotas = [engine.quota(smaller, rank.profile) for rank in result.ranks]
+            plan = engine.plan(smaller, [quota.available_bytes for quota in quotas])
+            return util if isinstance(plan, CachePlan) else 0.0
+    return 0.0
 
 
 def _too_much(holding: Holding) -> str:

@@ -170,6 +170,27 @@ def test_what_leaves_no_room_at_any_share_is_named():
     assert "0.0000" not in refused.reason
 
 
+def test_a_safe_share_has_a_cache_for_one_request():
+    """0.2 GiB for 448 tokens, of which the card's last share that fits leaves 0.07."""
+    asked = ["model=bloom_7b1", "gpu=v100_16gb", "engine.version=0.20.0", "max_model_len=448"]
+    asked.append("max_num_batched_tokens=512")
+
+    assert kvexp.run([*asked, "util=0.95"]).holding.largest_safe_util == 0
+    shorter = [*asked[:-2], "max_model_len=128", *asked[-1:]]
+    safe = kvexp.run([*shorter, "util=0.95"]).holding.largest_safe_util
+    assert kvexp.run([*shorter, f"util={safe}"]).ok
+
+
+@pytest.mark.parametrize(("version", "is_above"), [("0.8.2", True), ("0.19.0", False)])
+def test_a_safe_share_is_below_what_is_free_where_a_start_checks_it(version, is_above):
+    asked = ["model=gpt2", "gpu=b200", "gpu.used_by_others_bytes=1GiB", "max_num_seqs=8"]
+    asked += [f"engine.version={version}", "util=0.9"]
+    result = kvexp.run(asked)
+
+    free = result.effective["free_bytes"] / result.effective["total_bytes"]
+    assert (result.holding.largest_safe_util > free) is is_above
+
+
 def test_blocks_beyond_the_request_stand_on_the_card():
     asked = ["model=llama3_8b", "gpu=h200", "util=0.5"]
     own = kvexp.run(asked)
