@@ -238,7 +238,7 @@ def test_every_id_belongs_to_one_entry():
         for name in (given(path)["hf_id"], *given(path).get("aliases", ()))
     ]
     assert len(names) == len(set(names))
-    assert ids.index([CONF]).keys() == set(names)  # read without a parser of YAML
+    assert ids.index([CONF]).keys() == set(names)
 
 
 @pytest.mark.parametrize("name", FACTS["layers"])

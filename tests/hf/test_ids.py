@@ -201,3 +201,21 @@ def test_ids_of_ones_own_folder_are_found(command_line, tmp_path):
     )
 
     assert status == 0, err
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "hf_id: me/first\naliases:\n  - me/second # a copy\n  # and\n\n  - me/third\nsource: x\n",
+        "hf_id: me/first # mine\naliases: # of it\n- me/second\n- me/third\nsource: x\n",
+        "hf_id: 'me/first'\naliases:\n  -   \"me/second\"\n# and\n  - me/third",
+        "aliases: [me/second,\n  me/third]\nsource: x\nhf_id: me/first\n",
+    ],
+)
+def test_the_ids_of_a_file_are_read_as_yaml_reads_them(tmp_path, written):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(f"{written}\nlayers:\n- not/one\n")
+    (tmp_path / "model" / "wrong.yaml").write_text("hf_id: [me/first\n")
+    (tmp_path / "model" / ".#mine.yaml").symlink_to("someone@a-host")  # as an editor locks a file
+
+    assert ids.index([tmp_path]).keys() == {"me/first", "me/second", "me/third"}
