@@ -1,5 +1,6 @@
 """kvexp from Python: the same overrides as on the command line, results as objects."""
 
+import os
 import sys
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -27,9 +28,6 @@ from kvexp.schema import mentioned_parts
 
 _ONE_AT_A_TIME = threading.RLock()
 """Hydra composes with global state."""
-
-_DEPTHS = ("*.yaml", "*/*.yaml", "*/*/*.yaml")
-"""Where a folder of configurations has files: groups, and groups below groups."""
 
 
 def run(overrides: Sequence[str] = (), *, config_dir: str | Path | None = None) -> Result:
@@ -80,7 +78,6 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
     """
     folders = [registry.config_dir()]
     overrides = list(overrides)
-    searches = any(override.startswith("hydra.searchpath") for override in overrides)
     if config_dir is not None:
         own = Path(config_dir).resolve()
         if not own.is_dir():
@@ -89,10 +86,8 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
         overrides.append(f"hydra.searchpath=['file://{own}']")
     overrides = _prepared(overrides, folders)
     with _hydra(overrides):
-        known = [*registry.config_dirs(), *folders[1:]]
-        composer = _composer(object() if searches else _state(known, overrides))
         try:
-            return list(_points(composer, overrides))
+            return list(_points(_composer(_state(overrides)), overrides))
         except CONFIG_ERRORS as error:
             if not is_users_mistake(error):
                 raise
@@ -104,11 +99,26 @@ def compose_points(overrides: Sequence[str], config_dir: str | Path | None = Non
             return [Point(overrides=only, folder=folder, problem=problem.message)]
 
 
-def _state(folders: Iterable[Path], overrides: Iterable[str]) -> Hashable:
-    """What a composition depends on beside its own overrides: schema, plugins and files."""
-    files = (path for folder in folders for depth in _DEPTHS for path in folder.glob(depth))
-    stamps = tuple((path, (found := path.stat()).st_mtime_ns, found.st_size) for path in files)
+def _state(overrides: Sequence[str]) -> Hashable:
+    """What a composition depends on beside its own overrides: schema, plugins and files.
+
+    It is never the same again with a folder of one's own, which may hold files anywhere.
+    """
+    if any(override.lstrip("+").startswith("hydra.searchpath") for override in overrides):
+        return object()
+    walks = (os.walk(folder, followlinks=True) for folder in registry.config_dirs())
+    files = (Path(at, name) for walk in walks for at, _, names in walk for name in names)
+    stamps = tuple((path, _stamp(path)) for path in files if path.suffix == ".yaml")
     return mentioned_parts(overrides), tuple(sys.path), Path.cwd(), stamps
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """When a file was written, and its size; None for a link to nothing, as editors make."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=8)

@@ -7,7 +7,7 @@ of a sweep have in common.
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import fields
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
@@ -70,7 +70,7 @@ class _Other(Exception):
     """Overrides that are more than choices and values."""
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _parsed(override: str) -> Override:
     return OverridesParser.create().parse_override(override)
 

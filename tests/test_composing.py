@@ -58,15 +58,42 @@ def test_what_is_wrong_is_refused_as_hydra_refuses_it(wrong):
     assert said[0] == said[1]
 
 
-def test_files_that_changed_are_read_again(tmp_path):
-    (tmp_path / "gpu").mkdir()
-    card = tmp_path / "gpu" / "mine.yaml"
+@pytest.mark.parametrize("option", ["mine", "team/lab/rack/mine"])
+def test_files_that_changed_are_read_again(tmp_path, option):
+    card = tmp_path / "gpu" / f"{option}.yaml"
+    card.parent.mkdir(parents=True)
+    card.with_name(".#mine.yaml").symlink_to("someone@a-host")  # as an editor locks a file
 
     def total(size):
-        card.write_text(f"defaults: [h100]\ntotal_bytes: {size}\n")
-        return kvexp.run(["model=phi4", "gpu=mine"], config_dir=tmp_path).effective["total_bytes"]
+        card.write_text(f"defaults: [/gpu/h100@_here_]\ntotal_bytes: {size}\n")
+        asked = ["model=phi4", f"gpu={option}"]
+        return kvexp.run(asked, config_dir=tmp_path).effective["total_bytes"]
 
     assert [total(80 << 30), total(100 << 30)] == [80 << 30, 100 << 30]
+
+
+def test_files_of_installed_folders_are_looked_at_wherever_they_lie(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvexp.api.registry.config_dirs", lambda: [tmp_path])
+    card = tmp_path / "gpu" / "team" / "rack" / "mine.yaml"
+    card.parent.mkdir(parents=True)
+    card.with_name(".#mine.yaml").symlink_to("someone@a-host")
+
+    def state(text):
+        card.write_text(text)
+        return api._state(["gpu=team/rack/mine"])
+
+    assert state("a: 1\n") != state("a: 12\n")
+    assert api._state(["gpu=h100"]) == api._state(["gpu=h100"])
+
+
+def test_a_working_directory_that_is_gone_is_one_line(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+
+    with pytest.raises(kvexp.RequestError, match="cannot go on: No such file"):
+        kvexp.run(["gpu=h100"])
 
 
 def test_a_group_of_ones_own_with_the_name_of_a_value_is_a_group(tmp_path):
