@@ -149,6 +149,10 @@ class Engine(ABC):
     def plan(self, deployment: Deployment, available_bytes: Sequence[int]) -> CachePlan | Refusal:
         """Divide what is left into blocks; `available_bytes` is one figure a rank."""
 
+    def refuse_capture(self, deployment: Deployment, plan: CachePlan) -> Refusal | None:
+        """The engine's check of a planned cache before graphs are captured; None when it passes."""
+        return None
+
     def cache_tensor_bytes(self, plan: CachePlan, rank: int) -> tuple[int, ...]:
         """The tensors that hold a rank's cache: one a layer of a group, shared by all groups.
 

@@ -57,7 +57,8 @@ def _safe_util(result: Result, engine: Engine, deployment: Deployment, room: int
         if engine.refuse_start(smaller) is None:
             quotas = [engine.quota(smaller, rank.profile) for rank in result.ranks]
             plan = engine.plan(smaller, [quota.available_bytes for quota in quotas])
-            return util if isinstance(plan, CachePlan) else 0.0
+            serves = isinstance(plan, CachePlan) and not engine.refuse_capture(smaller, plan)
+            return util if serves else 0.0
     return 0.0
 
 

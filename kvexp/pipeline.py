@@ -92,7 +92,12 @@ def _stages(run: Run, engine_name: str, progress: "_Progress") -> Result:
             rules = {"rules_by_rank": _by_rules(engine, deployment)}
             result = progress.found = replace(result, readings=rules)
         if isinstance(plan, CachePlan):
-            result = _proved(engine, deployment, profiles, plan, result, progress)
+            refusal = engine.refuse_capture(deployment, plan)
+            result = (
+                _proved(engine, deployment, profiles, plan, result, progress)
+                if refusal is None
+                else _uncaptured(result, refusal)
+            )
         result = progress.keep(with_holding(result, engine, deployment))
     return bounded(result, engine, deployment, profiles, quotas)
 
@@ -326,6 +331,14 @@ def summary(
         log_lines=engine.log_lines(deployment, plan),
         notes=(*deployment.notes, *plan.notes),
         effective={**deployment.effective(), "max_model_len": plan.max_model_len},
+    )
+
+
+def _uncaptured(result: Result, refusal: Refusal) -> Result:
+    """A point whose cache has its blocks, for which the engine captures no graphs."""
+    reason = refusal.message
+    return replace(
+        result, status=Status.infeasible, stage=Stage.graphs, reason=reason, refusal=refusal
     )
 
 

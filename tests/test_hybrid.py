@@ -306,3 +306,34 @@ def test_deepseek_v4_is_refused_where_its_caches_are_not_known(more, said):
 
     assert result.status is Status.invalid
     assert said in result.reason
+
+
+ON_H100 = ["model=Qwen/Qwen3.6-27B-FP8", "gpu=h100", "util=0.95"]
+
+
+def test_whole_graphs_need_a_block_of_states_for_each_request():
+    """vllm-project/recipes#551: max_num_seqs (1024) exceeds available Mamba cache blocks (856)."""
+    result = kvexp.run([*ON_H100, "engine.version=0.23.0"])
+
+    assert (result.status, result.stage) == (Status.infeasible, "graphs")
+    assert result.refusal.kind == "max_num_seqs_too_large"
+    assert result.num_blocks_low <= 856 <= result.num_blocks_high
+    assert result.num_blocks == pytest.approx(856, rel=0.01)
+    assert f"may be at most {result.num_blocks}" in result.reason
+    at_most = [*ON_H100, "engine.version=0.23.0", "max_num_seqs=512"]
+    assert kvexp.run(at_most).ok
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        ["engine.version=0.19.0"],  # cuts the graphs' sizes instead
+        ["engine.version=0.23.0", "enforce_eager=true"],
+        ["engine.version=0.23.0", "engine.cudagraph_mode=piecewise"],
+    ],
+)
+def test_without_whole_graphs_requests_may_exceed_the_blocks(starts):
+    result = kvexp.run([*ON_H100, *starts])
+
+    assert result.ok
+    assert result.num_blocks < result.effective["max_num_seqs"]

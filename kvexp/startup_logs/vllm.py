@@ -111,6 +111,11 @@ VLLM = Dialect(
             outcome="max_len_too_large",
         ),
         Line(r"No available memory for the cache blocks", outcome="no_cache_blocks"),
+        Line(
+            r"max_num_seqs \({max_num_seqs}\) exceeds available Mamba cache blocks "
+            r"\({num_gpu_blocks}\)",
+            outcome="max_num_seqs_too_large",
+        ),
         Line(r"has a total capaci?ty of {gpu_total_gib} GiB"),
         Line(r"CUDA out of memory|OutOfMemoryError", outcome="oom"),
     ),

@@ -25,7 +25,14 @@ _FREE = ("free_gib", "init_free_gib")
 
 _MORE_THAN_0 = ("gpu_total_gib", "gpu_memory_utilization")
 
-OUTCOMES = ("ok", "max_len_too_large", "free_memory_too_low", "no_cache_blocks", "oom")
+OUTCOMES = (
+    "ok",
+    "max_len_too_large",
+    "free_memory_too_low",
+    "no_cache_blocks",
+    "max_num_seqs_too_large",
+    "oom",
+)
 """How a start ends; a log's `none` is `ok`."""
 
 

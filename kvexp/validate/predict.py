@@ -21,6 +21,7 @@ from kvexp.validate.request import Known, NoRequest, Request, engine_option, req
 _REFUSALS: dict[str, Outcome] = {
     "max_len_too_large": "max_len_too_large",
     "free_memory_too_low": "free_memory_too_low",
+    "max_num_seqs_too_large": "max_num_seqs_too_large",
 }
 """Outcomes by the kind of a refusal; any other kind leaves no block."""
 

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-Outcome = Literal["ok", "max_len_too_large", "free_memory_too_low", "no_cache_blocks", "oom"]
+Outcome = Literal[
+    "ok",
+    "max_len_too_large",
+    "free_memory_too_low",
+    "no_cache_blocks",
+    "max_num_seqs_too_large",
+    "oom",
+]
 
 VALUES = (
     "num_blocks",

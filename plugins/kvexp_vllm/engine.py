@@ -424,6 +424,28 @@ class Vllm(Engine):
             options=options,
         )
 
+    def refuse_capture(self, deployment: Deployment, plan: CachePlan) -> Refusal | None:
+        """Fewer blocks than requests (`resolve_cudagraph_mode_and_sizes`), of recurrent states."""
+        recurrent = any(group.kind == states.KIND for group in plan.groups)
+        requests, blocks = deployment.max_num_seqs, plan.num_blocks
+        if not self.rules.state_for_each_request or not recurrent or requests <= blocks:
+            return None
+        if not graphs.captured(deployment, self.rules, self._graphs).whole:
+            return None
+        rank = max(range(len(plan.block_bytes_per_rank)), key=plan.block_bytes_per_rank.__getitem__)
+        block_bytes = plan.block_bytes_per_rank[rank]
+        return Refusal(
+            kind="max_num_seqs_too_large",
+            message=(
+                f"max_num_seqs={requests} exceeds the {blocks} blocks of the cache, of which graphs"
+                " of whole decoding steps need one of recurrent states a request; max_num_seqs may"
+                f" be at most {blocks}"
+            ),
+            rank=rank,
+            needed_bytes=requests * block_bytes,
+            available_bytes=blocks * block_bytes,
+        )
+
     def graph_batch_sizes(self, deployment: Deployment) -> tuple[int, ...]:
         """See `Engine.graph_batch_sizes`."""
         return graphs.captured(deployment, self.rules, self._graphs).sizes

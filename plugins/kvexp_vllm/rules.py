@@ -54,6 +54,8 @@ class VersionRules:
     `lora_extra_vocab`: tokens that an adapter may add. `lora_experts`: adapters cover experts.
     `skips_towers`: a tower is not built when all its modalities are limited to none.
     `mm_limit`: items of a modality in a request where no limit is given.
+    `state_for_each_request`: whole graphs are refused where recurrent layers have fewer blocks than
+    requests are allowed.
     `graph_mode`: the default mode of CUDA graphs; `graph_stride`: between sizes from 256 up;
     `graphs_by_requests`: the largest size goes by the requests (twice their number), with what is
     drafted for each (`graphs_of_drafts`); `graph_of_step`: a whole step's tokens are a size too.
@@ -120,6 +122,7 @@ class VersionRules:
     mm_limit: int = 1
     graph_mode: str = "piecewise"
     graph_stride: int = 8
+    state_for_each_request: bool = False
     graphs_by_requests: bool = False
     graphs_of_drafts: bool = False
     graph_of_step: bool = False
@@ -241,7 +244,14 @@ _0_17 = replace(
     _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True
 )
 _0_19 = replace(_0_17, first=(0, 19), unpacks_zeros=True)
-_0_20 = replace(_0_19, first=(0, 20), util=0.92, estimates_graphs="v1_runner", keeps_streams=True)
+_0_20 = replace(
+    _0_19,
+    first=(0, 20),
+    util=0.92,
+    estimates_graphs="v1_runner",
+    keeps_streams=True,
+    state_for_each_request=True,
+)
 _0_21 = replace(_0_20, first=(0, 21), load_split_limit=True, graph_of_step=True)
 _0_22 = replace(
     _0_21,

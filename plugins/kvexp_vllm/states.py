@@ -20,6 +20,9 @@ from kvexp.contract import (
 )
 from kvexp_vllm.rules import is_v0, patch_release_of
 
+KIND = "mamba"
+"""The kind of a group of layers that keep recurrent states."""
+
 Mode = Literal["none", "align", "all"]
 NONE: Mode = "none"
 ALIGN: Mode = "align"

@@ -426,6 +426,17 @@ def test_a_negative_rest_is_a_number():
     assert read_log(text, "a-log")["outputs"]["available_kv_gib"] == -7.83
 
 
+def test_blocks_for_fewer_requests_than_allowed_are_a_kind_of_refusal():
+    text = "INFO [core.py:210] GPU KV cache size: 191,632 tokens\n"
+    text += "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (856). Each "
+    text += "decode sequence requires one Mamba cache block, so CUDA graph capture cannot proceed."
+    record = read_log(text, "a-log")
+
+    assert record["max_num_seqs"] == 1024
+    assert record["outputs"]["num_gpu_blocks"] == 856
+    assert record["outputs"]["error"] == "max_num_seqs_too_large"
+
+
 def test_colours_and_commands_over_several_lines_are_read():
     text = "$ vllm serve \\\n  Qwen/Qwen3-8B \\\n  --gpu-memory-utilization 0.85 \\\n"
     text += "  --max-num-seqs=8\n"
