@@ -122,7 +122,7 @@ def find(name: str, known: Mapping[str, str]) -> Known | None:
     if option is None:
         return None
     recipe = next((each for each in _recipes() if re.fullmatch(each["id"], wanted)), {})
-    kept = {key: recipe[key] for key in ("ignore", "fp8", "head") if key in recipe}
+    kept = {key: recipe[key] for key in ("ignore", "fp8", "head", "group_size") if key in recipe}
     if quantization is not None and kept:
         stored = QuantizationConfig(method=quantization, **kept)
     scheme, experts = recipe.get("kv_cache_scheme"), recipe.get("experts")

@@ -132,6 +132,15 @@ def test_awq_of_eight_bits_takes_what_a_public_start_of_it_did():
     assert part.size_bytes == pytest.approx(33.5 * 2**30, rel=0.005)
 
 
+def test_groups_of_a_publisher_take_what_a_public_start_of_them_did():
+    asked = ["model=cyankiwi/Qwen3.5-9B-AWQ-4bit", "gpu=rtx_4090", "engine.version=0.17.1"]
+    result = kvexp.run([*asked, "max_model_len=4096"])
+    part = result.ranks[0].budget.part("weights")
+
+    assert result.effective["quantization"] == "awq"
+    assert part.size_bytes / 2**30 == pytest.approx(8.41, abs=0.01)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "lmdeploy"])
 def test_a_repositorys_format_replaces_that_of_the_checkpoint(engine):
     """DeepSeek-R1 is stored in fp8: 671 GB over eight cards, and half of that in fp4."""
