@@ -6,6 +6,7 @@ import kvexp
 from thinned import thinned
 
 LLAMA = "model=llama31_8b"
+SHORT = ("max_model_len=512",)
 
 BATCHES = {  # of the API server unless `usage` says otherwise: (tokens of a step, requests)
     "0.5.1 takes a whole prompt": ("0.5.1", "a40", "", (131072, 256)),
@@ -215,3 +216,21 @@ def test_latent_attention_was_cached_as_padded_heads_before_0_7_1():
 
     padded, query = 2 * 8 * 256, 2 * 8 * (128 + 64)  # K and V of eight heads
     assert elements == {"0.5.4": padded, "0.6.6": padded, "0.7.0": query, "0.7.1": 512 + 64}
+
+
+@pytest.mark.parametrize(
+    ("version", "gib"),
+    # 5.3541 GiB in a log of unsloth/meta-llama-3.1-8b-instruct-bnb-4bit under 0.7.2: the fp32
+    # scales of 109,051,904 groups of 64 are a byte each and fp32 for every 256 of them
+    [
+        ("0.7.2", 5.3541),
+        ("0.9.1", 5.3541),
+        ("0.9.2", 5.3541 + 109_051_904 * (3 - 1 / 64) / 2**30),
+    ],
+)
+def test_scales_of_bitsandbytes_stay_quantised_before_092(version, gib):
+    found = kvexp.run(
+        [LLAMA, "gpu=t4", "quantization=bitsandbytes", f"engine.version={version}", *SHORT]
+    )
+
+    assert found.profile.weights_bytes / 2**30 == pytest.approx(gib, rel=0.002)

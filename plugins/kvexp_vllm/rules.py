@@ -27,7 +27,7 @@ class VersionRules:
     communicators and other processes included.
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB. `unpacks_zeros`:
     AWQ goes through the kernels of mixed precision, whose zero points on Hopper (Machete) are of
-    the compute dtype and scaled.
+    the compute dtype and scaled. `nests_scales`: the scales of bitsandbytes stay quantised.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
     top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
@@ -83,6 +83,7 @@ class VersionRules:
     charges_whole_device: bool = False
     load_split_limit: bool = False
     unpacks_zeros: bool = False
+    nests_scales: bool = False
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
     rejection_bytes: int = 4
@@ -145,6 +146,7 @@ _NEXT = ("LlavaNext", "LlavaMistral", "LlavaLlama", "LlavaOnevision")
 
 _V0 = VersionRules(
     first=(0, 5),
+    nests_scales=True,
     util=0.9,
     requested_is_whole=False,
     checks_free_memory=False,
@@ -169,9 +171,10 @@ _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(
     _V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1, rotary_tables=3
 )
+_V0_9_2 = replace(_V0_9, first=(0, 9, 2), nests_scales=False)
 V0_COLUMNS = (
     *(_V0, _V0_5_3, _V0_6, _V0_6_3, _V0_6_5),
-    *(_V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9),
+    *(_V0_7, _V0_7_2, _V0_8, _V0_8_3, _V0_9, _V0_9_2),
 )
 
 _V2_DENSE = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
@@ -216,7 +219,8 @@ _0_9_1 = replace(
     checks_free_memory=True,
     heeds_no_graphs=True,
 )
-_0_10 = replace(_0_9_1, first=(0, 10), rounds_items_up=False, graphs_by_requests=True)
+_0_9_2 = replace(_0_9_1, first=(0, 9, 2), nests_scales=False)
+_0_10 = replace(_0_9_2, first=(0, 10), rounds_items_up=False, graphs_by_requests=True)
 _0_10_1 = replace(
     _0_10, first=(0, 10, 1), caps_seqs=True, heeds_compilation=True, joins_pixels=False
 )
@@ -293,6 +297,7 @@ V1_COLUMNS = (
         _0_8_5,
         _0_9,
         _0_9_1,
+        _0_9_2,
         _0_10,
         _0_10_1,
         _0_10_2,

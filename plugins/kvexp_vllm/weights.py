@@ -236,6 +236,8 @@ def _load_layer(
     rest = list(_rest_of_layer(deployment, share, index, norms))
     if _unpacks_zeros(deployment, rotary_caches.rules):
         first, rest = ([_unpacked(tensor, deployment) for tensor in each] for each in (first, rest))
+    if rotary_caches.rules.nests_scales and deployment.quantization is Quantization.bitsandbytes:
+        first, rest = ([_nested(tensor) for tensor in each] for each in (first, rest))
     blocks = [allocator.allocate(tensor.size_bytes) for tensor in first]
     rotary_caches.load(allocator, deployment, index)
     blocks += [allocator.allocate(tensor.size_bytes) for tensor in rest]
@@ -256,6 +258,17 @@ def _unpacked(tensor: Tensor, deployment: Deployment) -> Tensor:
     assert stored is not None
     numel = tensor.size_bytes * 8 // weights.bits_of(stored)
     return replace(tensor, numel=numel, itemsize_bytes=deployment.dtype.itemsize_bytes)
+
+
+def _nested(tensor: Tensor) -> Tensor:
+    """Scales quantised once more, a byte each and fp32 for every 256.
+
+    bitsandbytes `functional.py: quantize_4bit` with `compress_statistics`, as vLLM asks for and
+    most checkpoints have; 0.9.2 `bitsandbytes_loader.py: dequantize_dq` undoes it.
+    """
+    if tensor.role != "scale" or not tensor.name.endswith(".weight_scale"):
+        return tensor
+    return replace(tensor, numel=tensor.numel + 4 * -(-tensor.numel // 256), itemsize_bytes=1)
 
 
 def _load_lora(
