@@ -234,3 +234,14 @@ def test_scales_of_bitsandbytes_stay_quantised_before_092(version, gib):
     )
 
     assert found.profile.weights_bytes / 2**30 == pytest.approx(gib, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("version", "entry"), [("0.7.1", 1152), ("0.7.2", 1280), ("0.7.3", 1280), ("0.8.5-v0", 1152)]
+)
+def test_latent_vectors_started_at_256_bytes_in_072_and_073(version, entry):
+    """14.96 GiB were 29,055 blocks of 27 layers under 0.7.2."""
+    asked = ["model=deepseek_v2_lite", "gpu=l40s", f"engine.version={version}", *SHORT]
+    found = kvexp.run(asked)
+
+    assert found.block_bytes == 27 * 16 * entry

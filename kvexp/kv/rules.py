@@ -68,6 +68,7 @@ class PlannerRules:
         length_divisor: Ranks that a full request's tokens are divided over.
         token_rule: How the logged tokens are computed.
         concurrency: What the concurrency divides.
+        latent_alignment: Bytes that each token's latent vector is rounded up to (V0 alone).
     """
 
     version: str
@@ -101,6 +102,7 @@ class PlannerRules:
     length_divisor: Literal["none", "dcp", "dcp_pcp"] = "dcp"
     token_rule: TokenRule = "concurrency"
     concurrency: Literal["tokens", "first_page", "group_blocks"] = "first_page"
+    latent_alignment: int = 1
 
     @property
     def token_text(self) -> str:
@@ -178,6 +180,9 @@ _VERSION = re.compile(
 )
 """A fourth number is of a release's own mend, as 0.10.1.1."""
 
+_ALIGNED_V0, _LATENT_ALIGNMENT = ((0, 7, 2), (0, 8, 0)), 256
+"""0.7.2 and 0.7.3 `worker/cache_engine.py: _align_cache`, for CUDA by default."""
+
 _FIRST_V0 = (0, 5)
 _FIRST_V1 = (0, 8)
 _FIRST_WITHOUT_V0 = (0, 11)
@@ -220,6 +225,9 @@ def rules_for(version: str) -> PlannerRules:
         raise ValueError(f"vLLM {version.strip()}: that release has no such engine")
     if wants_v0:
         column = COLUMNS[0]
+        first, after = _ALIGNED_V0
+        if first <= asked < after:
+            column = replace(column, latent_alignment=_LATENT_ALIGNMENT)
     else:
         column = next((c for c in reversed(COLUMNS[1:]) if _first(c) <= asked), COLUMNS[1])
     name = version.strip().removeprefix("v").removesuffix("-v0").removesuffix("-v1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from .plan import GroupPlan, Plan, PlanRefusal
 from .request import PlanRequest
 from .rules import PlannerRules
-from .specs import AttentionSpec, cdiv
+from .specs import AttentionSpec, MLAAttentionSpec, cdiv
 
 
 def plan_v0(request: PlanRequest, rules: PlannerRules) -> Plan | PlanRefusal:
@@ -23,7 +23,7 @@ def plan_v0(request: PlanRequest, rules: PlannerRules) -> Plan | PlanRefusal:
         [spec for spec in layers.values() if isinstance(spec, AttentionSpec)]
         for layers in request.workers
     ]
-    blocks = [sum(spec.page_size_bytes for spec in specs) for specs in attention]
+    blocks = [sum(_page_bytes(spec, rules) for spec in specs) for specs in attention]
     override = request.num_gpu_blocks_override
     per_worker = [
         max(available // block, 0) if override is None else override
@@ -67,3 +67,11 @@ def plan_v0(request: PlanRequest, rules: PlannerRules) -> Plan | PlanRefusal:
         ),
         why=rules.token_text,
     )
+
+
+def _page_bytes(spec: AttentionSpec, rules: PlannerRules) -> int:
+    """A layer's block; a latent vector may start at an aligned address alone."""
+    page, step = spec.page_size_bytes, rules.latent_alignment
+    if not isinstance(spec, MLAAttentionSpec):
+        return page
+    return cdiv(page, spec.block_size * step) * spec.block_size * step
