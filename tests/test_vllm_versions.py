@@ -245,3 +245,22 @@ def test_latent_vectors_started_at_256_bytes_in_072_and_073(version, entry):
     found = kvexp.run(asked)
 
     assert found.block_bytes == 27 * 16 * entry
+
+
+@pytest.mark.parametrize(
+    ("asked", "has_zeros"),
+    [  # the least compute capability of `gptq_marlin.py` is 8.0, from 0.14 on 7.5
+        ("engine.version=0.7.3 gpu=t4", True),
+        ("engine.version=0.7.3 gpu=a40", False),
+        ("engine.version=0.13.0 gpu=t4", True),
+        ("engine.version=0.14.0 gpu=t4", False),
+        ("engine.version=0.14.0 gpu=v100_16gb", True),
+    ],
+)
+def test_zero_points_stay_where_exllama_reads_them(asked, has_zeros):
+    gptq = [LLAMA, "quantization=gptq", *SHORT]
+    marlin = kvexp.run([*gptq, "engine.version=0.7.3", "gpu=a100_40gb"]).profile.weights_bytes
+    found = kvexp.run([*gptq, *asked.split()]).profile.weights_bytes
+
+    elements = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert found - marlin == pytest.approx(has_zeros * elements // 128 // 2, abs=1 << 20)

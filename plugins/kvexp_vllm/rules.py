@@ -28,6 +28,7 @@ class VersionRules:
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB. `unpacks_zeros`:
     AWQ goes through the kernels of mixed precision, whose zero points on Hopper (Machete) are of
     the compute dtype and scaled. `nests_scales`: the scales of bitsandbytes stay quantised.
+    `marlin_capability`: the least compute capability of Marlin's kernels for GPTQ.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
     top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
@@ -84,6 +85,7 @@ class VersionRules:
     load_split_limit: bool = False
     unpacks_zeros: bool = False
     nests_scales: bool = False
+    marlin_capability: float = 8.0
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
     rejection_bytes: int = 4
@@ -242,7 +244,7 @@ _0_12 = replace(
     graph_stride=16,
 )
 _0_13 = replace(_0_12, first=(0, 13), graphs_of_drafts=True)
-_0_14 = replace(_0_13, first=(0, 14), requested_is_whole=True)
+_0_14 = replace(_0_13, first=(0, 14), requested_is_whole=True, marlin_capability=7.5)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
 _0_17 = replace(
     _0_15, first=(0, 17), sampler_bytes=12, sampler_keeps_rows=True, offloads_again=True

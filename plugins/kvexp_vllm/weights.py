@@ -238,6 +238,9 @@ def _load_layer(
         first, rest = ([_unpacked(tensor, deployment) for tensor in each] for each in (first, rest))
     if rotary_caches.rules.nests_scales and deployment.quantization is Quantization.bitsandbytes:
         first, rest = ([_nested(tensor) for tensor in each] for each in (first, rest))
+    if _keeps_zeros(deployment, rotary_caches.rules):
+        zeroed = ((_zeroed(tensor, deployment) for tensor in each) for each in (first, rest))
+        first, rest = (list(chain.from_iterable(each)) for each in zeroed)
     blocks = [allocator.allocate(tensor.size_bytes) for tensor in first]
     rotary_caches.load(allocator, deployment, index)
     blocks += [allocator.allocate(tensor.size_bytes) for tensor in rest]
@@ -258,6 +261,21 @@ def _unpacked(tensor: Tensor, deployment: Deployment) -> Tensor:
     assert stored is not None
     numel = tensor.size_bytes * 8 // weights.bits_of(stored)
     return replace(tensor, numel=numel, itemsize_bytes=deployment.dtype.itemsize_bytes)
+
+
+def _keeps_zeros(deployment: Deployment, rules: VersionRules) -> bool:
+    """Whether GPTQ goes through ExLlama's kernels: on an older card than Marlin's are for."""
+    older = float(deployment.gpu.compute_capability or 8) < rules.marlin_capability
+    return older and deployment.quantization is Quantization.gptq
+
+
+def _zeroed(tensor: Tensor, deployment: Deployment) -> Iterator[Tensor]:
+    """Scales with the zero points that those kernels read of symmetric weights too (`qzeros`)."""
+    yield tensor
+    stored = weights.format_of(deployment.model, deployment.quantization)
+    if tensor.name.endswith(".weight_scale") and stored is not None and not stored.zero_point:
+        numel = tensor.numel * weights.bits_of(stored) // 8
+        yield replace(tensor, name=f"{tensor.name}.zeros", numel=numel, itemsize_bytes=1)
 
 
 def _nested(tensor: Tensor) -> Tensor:
