@@ -3,7 +3,7 @@
 Rules of 0.5.23 (`model_executor/pool_configurator.py`, `mem_cache/kv_cache_configurator.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvexp.contract import Deployment, KvDtype, RankShape, layers
 
@@ -48,8 +48,11 @@ class Pools:
 def cell_of(deployment: Deployment, shape: RankShape, *, two_pools: bool) -> Cell:
     """The cell of one rank; without `two_pools` a windowed layer keeps every token too.
 
-    A model whose layers all slide has one pool.
+    A model whose layers all slide has one pool. Layers that read an earlier layer's cache have
+    one of their own all the same: pools go by the kinds of all layers.
     """
+    model = replace(deployment.model, num_kv_shared_layers=0)
+    deployment = replace(deployment, model=model)
     full_k = full_v = swa = num_full = num_swa = 0
     kinds = {layers.is_windowed(deployment, i) for i in layers.of_rank(shape)}
     for index in layers.of_rank(shape):

@@ -406,3 +406,12 @@ def test_loading_takes_more_of_unified_memory(free_gib, fraction, kv_tokens):
 
     assert result.kv_tokens_low <= kv_tokens <= result.kv_tokens_high
     assert result.kv_tokens == pytest.approx(kv_tokens, rel=0.02)
+
+
+def test_layers_that_read_an_earlier_cache_have_pools_too(deploy):
+    """Gemma 4 E4B on a GB10: 79.94 GB were 997,846 and 798,276 tokens of 7 and 35 layers."""
+    engine, deployment = deploy("sglang", "model=gemma4_e4b", "gpu=gb10")
+    plan = engine.plan(deployment, [round(79.94 * GIB)])
+
+    assert plan.kv_tokens == pytest.approx(997_846, rel=0.005 / 79.94)
+    assert [group.num_layers for group in plan.groups] == [7, 35]
