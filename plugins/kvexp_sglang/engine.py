@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kvexp.contract import (
@@ -93,7 +93,7 @@ class Sglang(FreeMemoryEngine):
             reserve = speculation.reserve_mib(method, release)
             util = fraction.automatic(knobs, self.version, chunk, reserve)
         most = MOST_REQUESTS if drafts is None else speculation.MAX_RUNNING_REQUESTS
-        return Deployment(
+        deployment = Deployment(
             model=knobs.model,
             gpu=knobs.gpu,
             engine=name,
@@ -119,6 +119,18 @@ class Sglang(FreeMemoryEngine):
             speculation=drafts,
             notes=(*knobs.model.notes, *self._notes(knobs)),
         )
+        if self.free_after_load_bytes is None or knobs.gpu.free_bytes is not None:
+            return deployment
+        return replace(deployment, free_bytes=self._free_before_load(deployment))
+
+    def _free_before_load(self, deployment: Deployment) -> int:
+        """What is free after the load and what the load takes, where that alone is stated."""
+        growth = load.growth(deployment, read=False)
+        charged = self.charged(deployment, replace(self._predicted(deployment), non_torch=growth))
+        after = self._size("free_after_load_bytes")
+        assert after is not None
+        before = after + sum(part.size_bytes for part in charged)
+        return min(before, deployment.total_bytes)
 
     def flags(self, deployment: Deployment) -> str:
         """See `Engine.flags`."""

@@ -415,3 +415,16 @@ def test_layers_that_read_an_earlier_cache_have_pools_too(deploy):
 
     assert plan.kv_tokens == pytest.approx(997_846, rel=0.005 / 79.94)
     assert [group.num_layers for group in plan.groups] == [7, 35]
+
+
+def test_what_was_free_before_the_load_follows_from_what_is_free_after_it(deploy):
+    """Qwen3-14B on four RTX 4090: 16.00 GB free after 7.08 of load, 298,447 tokens at 0.8."""
+    engine, deployment = deploy(
+        *("sglang", "model=qwen3_14b", "gpu=rtx_4090", "tp=4", "util=0.8"),
+        "engine.free_after_load_bytes=16.00GiB",
+    )
+    available = engine.quota(deployment, engine._predicted(deployment)).available_bytes
+    plan = engine.plan(deployment, [available] * 4)
+
+    assert deployment.free_bytes / GIB == pytest.approx(23.08, abs=0.1)
+    assert plan.kv_tokens == pytest.approx(298_447, rel=0.003)
