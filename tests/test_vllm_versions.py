@@ -3,6 +3,7 @@
 import pytest
 
 import kvexp
+from kvexp_vllm import rules
 from thinned import thinned
 
 LLAMA = "model=llama31_8b"
@@ -264,3 +265,24 @@ def test_zero_points_stay_where_exllama_reads_them(asked, has_zeros):
 
     elements = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
     assert found - marlin == pytest.approx(has_zeros * elements // 128 // 2, abs=1 << 20)
+
+
+@pytest.mark.parametrize(("version", "bits"), [("0.18.1", 4), ("0.19.0", 16)])
+def test_zero_points_of_awq_are_unpacked_on_hopper_from_019(version, bits):
+    """0.19 `awq_marlin.py` hands its weights to the kernels of mixed precision, Machete."""
+    awq = [LLAMA, "quantization=awq", f"engine.version={version}", *SHORT]
+    hopper, ada = (
+        kvexp.run([*awq, f"gpu={gpu}"]).profile.weights_bytes for gpu in ("h100", "l40s")
+    )
+
+    elements = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert hopper - ada == pytest.approx(elements // 128 * (bits - 4) // 8, rel=0.1)
+
+
+def test_every_column_is_that_of_its_first_release():
+    columns = [each for each in vars(rules).values() if isinstance(each, rules.VersionRules)]
+
+    for column in columns:
+        version = ".".join(map(str, column.first)) + (".0" if len(column.first) == 2 else "")
+        engine = "-v0" if column.is_v0 and column.first >= (0, 8) else ""
+        assert rules.version_rules(version + engine) is column
