@@ -1,5 +1,7 @@
 """Images and audio in vLLM's profile run, against what public logs printed as its peak (GiB)."""
 
+import json
+
 import pytest
 
 import kvexp
@@ -340,3 +342,62 @@ def test_peak_of_an_encoder_is_what_its_code_keeps(asked):
     assert "encoder" in part.reason
     assert part.size_bytes == layers + held + WORKSPACES
     assert part.low_bytes < 0.91 * part.size_bytes  # it was never measured
+
+
+TEXT = {"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 4096, "head_dim": 128}
+TEXT |= {"num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 8}
+TEXT |= {"vocab_size": 4096, "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
+SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+SIGLIP |= {"num_attention_heads": 16, "image_size": 384, "patch_size": 14}
+
+CONFIGS = {  # class, its encoder, positions and what they hold by the class's code
+    "KeyeForConditionalGeneration": (
+        "keye",
+        SIGLIP,
+        4900,  # one image; queries and keys turned in fp32, as PaddleOCR-VL's
+        (18 * 1152 * 2 + 3 * 36 * 4 + 8 * 8, 588 * 2),
+    ),
+    "Exaone4_5_ForConditionalGeneration": (
+        "exaone4_5",
+        {
+            "depth": 28,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_heads": 16,
+            "num_key_value_heads": 8,
+            "out_hidden_size": 2048,
+            "patch_size": 14,
+            "window_size": 112,
+        },
+        2 * 65536,  # a video of two images; the gated MLP is wider than attention of half the keys
+        ((3 * 5120 + 3 * 2048) * 2 + 2 * 64 * 4, 1176 * 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_peak_of_a_config_is_what_its_classs_code_keeps(architecture, tmp_path):
+    kind, vision, positions, (layers, pixels) = CONFIGS[architecture]
+    config = {"model_type": kind, "architectures": [architecture]}
+    config |= {"text_config": TEXT, "vision_config": vision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["model=hf", f"model.path={tmp_path}", *V1.split(), "max_num_batched_tokens=2048"]
+    part = kvexp.run(asked).profile.activation
+
+    assert "encoder" in part.reason
+    assert part.size_bytes == positions * (layers + pixels) + WORKSPACES
+    assert part.low_bytes < 0.91 * part.size_bytes
+
+
+def test_a_video_of_keye_is_what_the_length_leaves_beside_its_images(tmp_path):
+    """One frame where a request may have any number of images, 16 where it may have one."""
+    config = {"model_type": "keye", "architectures": ["KeyeForConditionalGeneration"]}
+    config |= {"text_config": TEXT, "vision_config": SIGLIP}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["model=hf", f"model.path={tmp_path}", *V1.split(), "max_num_batched_tokens=2048"]
+    many, one = (
+        kvexp.run([*asked, *more]).profile.activation_bytes - WORKSPACES
+        for more in ([], ["mm.limits={image:1,video:1}"])
+    )
+
+    assert one == 16 * many

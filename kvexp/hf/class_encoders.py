@@ -11,8 +11,15 @@ from typing import Any
 from kvexp.hf.section import Section
 
 OCR, OCR2 = "deepseek_ocr", "deepseek_ocr2"
-CLASSES = {"DeepseekOCRFor": OCR, "DeepseekOCR2For": OCR2}
-"""Types by the class of a config; the type that it states is DeepSeek-VL2's."""
+CLASSES = {
+    "DeepseekOCRFor": OCR,
+    "DeepseekOCR2For": OCR2,
+    "KeyeFor": "keye",
+    "KeyeVL1_5For": "keye_vl1_5",
+    "RFor": "r_vl",
+    "BeeFor": "bee",
+}
+"""Types by the class of a config; what it states is another's (DeepSeek-VL2), or not known."""
 
 _SAM = {
     "hidden_size": 768,
@@ -145,6 +152,40 @@ def windowed_audio_parameters(tower: Section, hidden: int) -> int:
     layer = 4 * width * width + 2 * width * mlp + 9 * width + mlp
     convolutions = 10 * channels + 2 * (9 * channels + 1) * channels + channels * bins * width
     return layers * layer + convolutions + (width + 3) * width + (width + 1) * out
+
+
+WHISPERS = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen2_5_omni", "voxtral")
+"""Types whose encoder of audio is Whisper's, with a projector of their own."""
+
+_UNSEATED = ("glmasr", "qwen2_5_omni")
+"""Those of them that compute their positions."""
+
+
+def whisper_parameters(kind: str, tower: Section, hidden: int) -> int:
+    """Whisper's encoder: two convolutions, layers, positions; a projector by the type."""
+    width = tower.required("d_model", "hidden_size")
+    layers = tower.required("encoder_layers", "num_hidden_layers")
+    mlp = tower.required("encoder_ffn_dim", "intermediate_size")
+    bins = tower.integer("num_mel_bins") or 128
+    rows = 0 if kind in _UNSEATED else tower.integer("max_source_positions") or 1500
+    layer = 4 * width * width + 2 * width * mlp + 8 * width + mlp
+    convolutions = 3 * width * (bins + width) + 2 * width
+    return layers * layer + convolutions + (rows + 2) * width + _heard(kind, tower, width, hidden)
+
+
+def _heard(kind: str, tower: Section, width: int, hidden: int) -> int:
+    """The projector behind Whisper's encoder, of one or of four positions."""
+    merged = 4 * width
+    if kind == "qwen2_5_omni":
+        out = tower.integer("output_dim") or hidden
+        return (width + 3) * out
+    if kind == "qwen2_audio":
+        return (width + 1) * hidden
+    if kind == "voxtral":
+        return merged * hidden + hidden * hidden
+    if kind == "glmasr":
+        return (merged + 1) * 2 * hidden + (2 * hidden + 1) * hidden
+    return (width + 1 + hidden + 1) * hidden
 
 
 def _plain(sizes: dict[str, int]) -> int:

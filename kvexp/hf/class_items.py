@@ -6,7 +6,7 @@ Each as vLLM 0.26 makes it for its profile run; processors' published limits are
 import math
 from dataclasses import replace
 
-from kvexp.hf.class_encoders import NEMOTRON, RADIO_PREFIX
+from kvexp.hf.class_encoders import NEMOTRON, RADIO_PREFIX, kind_of
 from kvexp.hf.item import LONGEST, MERGE, WHY, Item, Rule
 from kvexp.hf.section import Section
 from kvexp.hf.towers import MOST_SIDE, patches_a_side
@@ -17,6 +17,7 @@ PHI3_TILES, PHI4_TILES, COHERE_TILES, NEMOTRON_TILES = 16, 36, 12, 12
 PADDLE_PIXELS, DOTS_PIXELS = 2_822_400, 11_289_600  # max_pixels of their processors
 LFM_TOKENS = 256  # max_image_tokens of its processor
 HUNYUAN_SIDES = (512, 8192)  # of vLLM's dummy image, which its processor leaves as it is
+KEYE_PIXELS, KEYE_FRAMES = 1_003_520, {"keye": 16, "keye_vl1_5": 2048}  # of their classes
 OVIS_SIDE, OVIS_VIDEO = 1792, 2  # of vLLM's dummy image; its frames at the model's longest context
 OVIS_INDICATORS = 4  # rows of its visual vocabulary beside the head's
 OVIS_LOGITS = 4  # tensors of a softmax in fp32 and its cast, in elements of two bytes
@@ -118,6 +119,20 @@ def _rectangle(around: Section, pixels: int, patch: int) -> Item:
     return Item(tokens=tokens, patches=MERGE * MERGE * tokens)
 
 
+def keye(around: Section, tower: Section, patch: int) -> Item:
+    """The largest square; a frame of a video is as much as an image."""
+    around.assume(f"vision_config: images of {KEYE_PIXELS:,} pixels, as the processor's class has")
+    side = math.isqrt(KEYE_PIXELS) // (MERGE * patch)
+    tokens = max(1, side * side)
+    return Item(
+        tokens=tokens,
+        patches=MERGE * MERGE * tokens,
+        frame_tokens=tokens,
+        frame_patches=MERGE * MERGE * tokens,
+        video_items=KEYE_FRAMES[kind_of(around)],
+    )
+
+
 def lfm2_vl(around: Section, tower: Section, patch: int) -> Item:
     """vLLM's dummy is an image that is not split."""
     around.assume(f"vision_config: images of {LFM_TOKENS} tokens, as the processor allows")
@@ -155,6 +170,8 @@ RULES: dict[str, Rule] = {
     "deepseek_ocr2": deepseek_ocr2,
     "dots_ocr": dots_ocr,
     "hunyuan_vl": hunyuan_vl,
+    "keye": keye,
+    "keye_vl1_5": keye,
     "lfm2_vl": lfm2_vl,
     "lfm2-vl": lfm2_vl,
     "ovis2_5": ovis2_5,

@@ -65,6 +65,7 @@ TEXT_TYPES = {
     "minimax_text_01": "minimax",
     "minimax_m1": "minimax",
     "chatglm": "glm",
+    "exaone4_5_text": "exaone4",
     "refinedweb": "falcon",
     "refinedwebmodel": "falcon",
 }
@@ -74,6 +75,8 @@ BY_CLASS = {
     "BailingMoeV2For": "bailing_moe_v2",
     "HunYuanMoEV1": "hunyuan_v1_moe",
     "HunYuanDenseV1": "hunyuan_v1_dense",
+    "KeyeFor": "qwen3",
+    "KeyeVL1_5For": "qwen3",
 }
 """Types that their class tells apart, whose configs share a name."""
 

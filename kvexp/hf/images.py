@@ -26,7 +26,10 @@ MLLAMA_LAYERS = (3, 7, 15, 23, 30)  # kept where a config does not say it
 MOONVIT_POSITIONS = 512 * 512  # of its rotary table
 GEMMA4_POSITIONS = 10240  # rows of its table
 
-_TURNING = ("qwen", "kimi", "glm4v", "glm_ocr", "paddleocr", "dots_ocr", "ovis2_5")
+_TURNING = (
+    *("dots_ocr", "exaone4_5", "glm4v", "glm_ocr", "keye", "kimi", "opencua", "ovis2_5"),
+    *("paddleocr", "qwen"),
+)
 """Types whose encoders turn queries and keys by their positions."""
 
 _LEARNED = ("qwen3", "glm4v")

@@ -205,7 +205,7 @@ def llama4(around: Section, tower: Section, patch: int) -> Item:
 
 
 def qwen(around: Section, tower: Section, patch: int) -> Item:
-    """Qwen2-VL and Qwen2.5-VL, alone and in Omni."""
+    """Qwen2-VL and Qwen2.5-VL, alone, in Omni, OpenCUA and EXAONE 4.5."""
     return _of_pixels(around, QWEN_PIXELS, patch, video_items=QWEN_VIDEO)
 
 
@@ -385,6 +385,8 @@ def _selected(around: Section, side: int, tower: Section) -> int:
 
 RULES: dict[str, Rule] = {
     **class_items.RULES,
+    "bee": llava_next,
+    "exaone4_5": qwen,
     "deepseek_vl_v2": deepseek_vl2,
     "gemma3": gemma3,
     "gemma3n": gemma3n,
@@ -408,7 +410,9 @@ RULES: dict[str, Rule] = {
     "lighton_ocr": mistral3,
     "mistral3": mistral3,
     "mllama": mllama,
+    "opencua": qwen,
     "paligemma": paligemma,
+    "qianfan_ocr": internvl_chat,
     "qwen2_vl": qwen,
     "qwen2_5_vl": qwen,
     "qwen2_5_omni": qwen,
@@ -417,6 +421,7 @@ RULES: dict[str, Rule] = {
     "qwen3_vl_moe": qwen3,
     "qwen3_5": qwen3,
     "qwen3_5_moe": qwen3,
+    "r_vl": llava_next,
     "skywork_chat": internvl_chat,
     "smolvlm": idefics3,
 }

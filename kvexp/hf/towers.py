@@ -18,6 +18,7 @@ GATED = (
     *("qwen2_5_vl", "qwen2_5_omni", "qwen2_5_omni_vision_encoder", "pixtral", "mistral3"),
     *("gemma4_vision", "glm4v", "glm4v_moe", "glm4v_vision", "glm4v_moe_vision"),
     *("glm_ocr", "glm_ocr_vision", "dots_ocr", "dots_vit"),
+    *("exaone4_5", "exaone4_5_vision", "opencua"),
 )
 """Vision encoders whose MLP has a gate."""
 
@@ -40,11 +41,15 @@ MINIMAX_MERGED = 4
 _QWEN3 = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 """Types with one vision encoder."""
 
+_QWEN25 = ("qwen2_5_vl", "qwen2_5_omni", "opencua")
+_INTERN = ("internvl", "internvl_chat", "interns1", "skywork_chat", "qianfan_ocr")
+KEYE, KEYE15 = "keye", "keye_vl1_5"
+
 DEFAULTS = {
     "siglip_vision_model": (1152, 27, 4304, 14),
     "clip_vision_model": (1024, 24, 4096, 14),
     "pixtral": (1024, 24, 4096, 16),
-    "qwen2_5_vl": (1280, 32, 3420, 14),
+    **dict.fromkeys(_QWEN25, (1280, 32, 3420, 14)),
     "qwen2_vl": (1280, 32, 5120, 14),
     **dict.fromkeys(_QWEN3, (1152, 27, 4304, 16)),
 }
@@ -63,28 +68,43 @@ class _Class:
     `around_norms`: norms before and behind all layers. `frames`: images that share a patch.
     `positions`: learned ones, a patch each (`patches`), one more for a class token whose embedding
     is learned too (`class`), or as many as the config says (`stated`, `rows`), or of the
-    largest image and one more (`largest`). `head_norms`: a norm
-    for queries of a head and one for keys.
+    largest image and one more (`largest`), or beside those of patches a long row of them
+    (`packed`). `head_norms`: a norm for queries of a head and one for keys. `scales`: two a layer,
+    with norms and biases of its projections as the config says.
     """
 
     projector: (
         Literal["merger", "gemma3", "linears", "mistral3", "glm4v", "minimax_m3"]
         | Literal["idefics3", "cohere", "resampler", "hunyuan", "ovis2_5", "lfm2"]
+        | Literal["internvl", "normed"]
     )
     rms: bool = False
     bias: bool = True
     patch_bias: bool = False
     around_norms: int = 0
     frames: int = 1
-    positions: Literal["patches", "class", "stated", "rows", "largest"] | None = None
+    positions: Literal["patches", "class", "stated", "rows", "largest", "packed"] | None = None
     head_norms: bool = False
+    scales: bool = False
 
 
 CLASSES = {
     "qwen2_vl": _Class(projector="merger", frames=2),
-    "qwen2_5_vl": _Class(projector="merger", frames=2, rms=True),
+    **dict.fromkeys((*_QWEN25, "exaone4_5"), _Class(projector="merger", frames=2, rms=True)),
     **dict.fromkeys(
-        _QWEN3, _Class(projector="merger", frames=2, patch_bias=True, positions="stated")
+        _INTERN,
+        _Class(projector="internvl", patch_bias=True, positions="class", scales=True),
+    ),
+    **dict.fromkeys(
+        (KEYE, KEYE15),
+        _Class(projector="merger", patch_bias=True, around_norms=1, positions="packed"),
+    ),
+    **dict.fromkeys(
+        ("r_vl", "bee"), _Class(projector="normed", patch_bias=True, positions="patches")
+    ),
+    **dict.fromkeys(
+        (*_QWEN3, "qwen3_omni_moe"),
+        _Class(projector="merger", frames=2, patch_bias=True, positions="stated"),
     ),
     "gemma3": _Class(projector="gemma3", patch_bias=True, around_norms=1, positions="patches"),
     "llava": _Class(projector="linears", around_norms=2, positions="class"),
@@ -217,6 +237,8 @@ def tower_parameters(config: Section, hidden: int) -> dict[str, int]:
     if not sees and around.text("model_type") in CLASSES:
         around.assume(f"{VISION_KEYS[0]} is not given: no encoder of images is counted")
         more += MOST_PARAMETERS
+    elif config.path and not around.has("model_type"):
+        around.assume("model_type is not given: encoders are counted by their sections alone")
     elif not vision + audio + more and (tokens := _tokens_of_items(around)):
         around.assume(f"{tokens} is given and no encoder's section: none is counted")
         more += MOST_PARAMETERS
@@ -261,11 +283,13 @@ def places(config: Section) -> list[Section]:
 def _encoder(tower: Section, config: Section, hidden: int) -> tuple[int, int]:
     """Parameters of one encoder and its projector, and how many more there may be."""
     kind = own_type(tower, config.around().text("model_type") or "")
-    around = config.around().text("model_type") or ""
+    around = class_encoders.kind_of(config.around())
     if around == "gemma4_unified":
         return _gemma4_unified(tower, hidden), 0
     if tower.text("model_type") in class_encoders.WINDOWED_AUDIO and tower.has("d_model"):
         return class_encoders.windowed_audio_parameters(tower, hidden), 0
+    if around in class_encoders.WHISPERS and "audio" in tower.path:
+        return class_encoders.whisper_parameters(around, tower, hidden), 0
     if around in class_encoders.NEMOTRON and tower.has("args", "version"):
         return class_encoders.radio_parameters(tower, config.around(), hidden), 0
     defaults = DEFAULTS.get(kind, (None, None, None, None))
@@ -345,6 +369,11 @@ def _of_class(known: _Class, sizes: _Sizes, tower: Section, config: Section, hid
     layer = 4 * width * width + widths * width * mlp + 2 * norm
     if known.bias:
         layer += 4 * width + (widths - 1) * mlp + width
+    if known.scales:
+        layer += _scales_and_norms(tower, width)
+    if keys := tower.integer("num_key_value_heads"):
+        heads = tower.assumed("num_heads", "num_attention_heads", default=keys, why=_WHY)
+        layer -= 2 * (width + 1) * (width - width * keys // heads)
     if known.head_norms:
         heads = tower.assumed("num_heads", "num_attention_heads", default=16, why=_WHY)
         layer += 2 * (width // heads)
@@ -352,6 +381,15 @@ def _of_class(known: _Class, sizes: _Sizes, tower: Section, config: Section, hid
     total = sizes.layers * layer + patches + known.around_norms * norm
     total += _positions(known, sizes, tower) * width
     return total + _projector(known, norm, width, tower, config, hidden)
+
+
+def _scales_and_norms(tower: Section, width: int) -> int:
+    """What a layer of InternViT has beyond a plain one (vLLM 0.26 `models/intern_vit.py`)."""
+    normed = tower.flag("qk_normalization") or tower.flag("use_qk_norm")
+    more = (2 + 2 * bool(normed)) * width
+    if tower.flag("qkv_bias") is False or tower.flag("attention_bias") is False:
+        more -= 3 * width
+    return more - 2 * width * (tower.text("norm_type") == "rms_norm")
 
 
 def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
@@ -366,10 +404,11 @@ def _positions(known: _Class, sizes: _Sizes, tower: Section) -> int:
     if known.positions == "stated":
         return tower.assumed("num_position_embeddings", default=2304, why=_WHY, most=MOST_POSITIONS)
     side = patches_a_side(tower, sizes.patch, default=_SIDES[known.positions], why=_WHY)
-    return side * side + (2 if known.positions == "class" else 0)
+    return side * side + _MORE_ROWS[known.positions]
 
 
-_SIDES = {"patches": 896, "class": 336}
+_SIDES = {"patches": 896, "class": 336, "packed": 384}
+_MORE_ROWS = {"patches": 0, "class": 2, "packed": 32768}
 _WHY = "of its encoder's class"
 
 
@@ -382,6 +421,12 @@ def _projector(
     if known.projector == "linears":
         newline = 0 if around.text("model_type") == "llava" else hidden
         return width * hidden + hidden + hidden * hidden + hidden + newline
+    if known.projector == "normed":
+        inner = (4 if class_encoders.kind_of(around) == "bee" else 1) * hidden
+        return 2 * width + (width + 1 + hidden) * inner + 2 * hidden
+    if known.projector == "internvl":
+        merged = 4 * width
+        return 2 * merged + (merged + 1) * hidden + (hidden + 1) * hidden
     if known.projector == "mistral3":
         merged = around.assumed("spatial_merge_size", default=2, why=_WHY, most=MOST_PATCH) ** 2
         return merged * width * width + width + width * hidden + hidden * hidden
@@ -421,4 +466,6 @@ def _projector(
     out = tower.integer("out_hidden_size", most=LIMITS["hidden_size"]) or hidden
     mlp = merged * merged + merged + merged * out + out
     deep = len(tower.integers("deepstack_visual_indexes") or ())
+    if class_encoders.kind_of(around) == KEYE15:
+        norm = 2 * merged
     return norm + mlp + deep * (2 * merged + mlp)

@@ -15,7 +15,8 @@ class Pass:
 
     `at_once`: images, or tiles where it has them, that pass together; 0 for all of them. `tables`:
     fp32 tables of half a head that turning keeps beside. `indices`: whole numbers of a position.
-    `kept_rows`: positions whose embeddings the first forward keeps in fp32.
+    `kept_rows`: positions whose embeddings the first forward keeps in fp32. `native_norm`: hidden
+    sizes more beside the MLP where the model is compiled, whose norms are then torch's, in fp32.
     """
 
     whole: int
@@ -25,11 +26,14 @@ class Pass:
     tables: int = 0
     indices: int = 0
     kept_rows: int = 0
+    native_norm: int = 0
 
 
 PASSES = {
     "DotsOCRFor": Pass(whole=2, shared=18, beside_mlp=3, tables=3),
+    "Exaone4_5": Pass(whole=3, shared=5, beside_mlp=3, tables=2, native_norm=2),
     "HunYuanVL": Pass(whole=2, shared=4, beside_mlp=4, at_once=1, kept_rows=128 * 128),
+    "Keye": Pass(whole=3, shared=15, beside_mlp=4, tables=3, indices=8),
     "Lfm2Vl": Pass(whole=3, shared=4, beside_mlp=4),
     "NemotronH_": Pass(whole=2, shared=4, beside_mlp=3, at_once=128),
     "Ovis2_5": Pass(whole=3, shared=9, beside_mlp=4, tables=8),
@@ -45,6 +49,9 @@ MASKED = ("Idefics3", "SmolVLM")
 
 COPIED = (*MASKED, "MiniCPMO", "MiniCPMV", "Phi4MM")
 """Classes that copy what the encoder takes, into one tensor or without what is padding."""
+
+BY_LIMITS = ("Keye",)
+"""Classes whose video is what the length leaves beside as many images as a request may have."""
 
 MEASURED = (
     *("Gemma3For", "Glm4v", "GlmOcr", "Idefics3", "InternS1", "InternVL", "PaddleOCRVL"),

@@ -113,6 +113,8 @@ def _passed(deployment: Deployment, passing: Pass, positions: int, pixel_bytes: 
     together = min(positions, passing.at_once * each) if passing.at_once else positions
     hidden, widths = encoder.hidden_size, 3 if encoder.gated else 2
     mlp = passing.beside_mlp * hidden + widths * (encoder.intermediate_size // n)
+    if is_compiled(deployment):
+        mlp += passing.native_norm * hidden
     elements = max(mlp, passing.whole * hidden + passing.shared * hidden // n)
     size = max(together * elements, _projected_elements(deployment, together)) * item
     size += (positions - together) * hidden * item + pixel_bytes

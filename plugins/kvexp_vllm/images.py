@@ -113,9 +113,11 @@ def _images_of_a_video(deployment: Deployment, encoder: Encoder, rules: VersionR
         return -(-deployment.max_model_len // encoder.frame_tokens)
     if not limits.get("video", 0):
         return 0
-    pictures, videos = (limits.get(name, 0) if rules.is_v0 else 1 for name in ("image", "video"))
+    by_limits = deployment.model.architecture.startswith(encoder_classes.BY_LIMITS)
+    all_of_them = rules.is_v0 or by_limits
+    pictures, videos = (limits.get(name, 0) if all_of_them else 1 for name in ("image", "video"))
     length, most = deployment.max_model_len, encoder.video_items
-    if rules.video_beside_images:
+    if rules.video_beside_images or by_limits:
         length -= pictures * encoder.tokens_per_item
     if not encoder.frame_tokens:
         most = min(most, rules.video_images)

@@ -12,7 +12,7 @@ from kvexp.contract import Deployment, InvalidValue, Knobs, Model
 from kvexp_vllm.rules import VersionRules, patch_release_of
 
 _VIDEO = re.compile(
-    r"(?<!Deepseek)(?<!OCR)(?<!HunYuan)(?<!Kimi)(?<!Step3)VL|Omni|Intern|Glm4v|GlmOcr"
+    r"(?<!Deepseek)(?<!OCR)(?<!HunYuan)(?<!Kimi)(?<!Step)(?<!Step3)VL|Omni|Intern|Glm4v|GlmOcr"
     r"|LlavaNextVideo|LlavaOnevision|Gemma4|Qwen3_5|Exaone4_5|Molmo2|Keye|MiniCPM[VO]|Ovis2_5"
 )
 """Classes whose vision tower serves videos too."""

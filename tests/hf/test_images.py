@@ -114,6 +114,27 @@ ITEMS = {  # kind, around the sections, vision_config: tokens, patches, numbers 
     ),
 }
 
+ITEMS |= {
+    "exaone 4.5": (
+        "exaone4_5",
+        {},
+        {"depth": 28, "hidden_size": 2048, "num_heads": 16, "patch_size": 14},
+        (16384, 65536, 1176),  # as Qwen2.5-VL's
+    ),
+    "keye": (  # 35 by 35 of 28 pixels are below its 1,003,520
+        "Keye",
+        {"architectures": ["KeyeForConditionalGeneration"]},
+        {**SIGLIP, "patch_size": 14},
+        (1225, 4900, 588),
+    ),
+    "r-4b": (
+        "another",
+        {"architectures": ["RForConditionalGeneration"], "image_grid_pinpoints": [[768, 768]]},
+        {**SIGLIP, "image_size": 384, "patch_size": 14},
+        (4 * 729 + 54 + 729, 5 * 729, 588),
+    ),
+}
+
 FRAMES = {  # tokens and patches of a frame, and of how many a video of 32768 tokens is
     "internvl in transformers' form": (256, 1025, 128),
     "glm 4.1v": (1, 4, 31974),

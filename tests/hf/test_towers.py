@@ -13,6 +13,13 @@ from .shapes import TEXT
 
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "hidden_size": 1152, "patch_size": 14}
+INTERNVIT = {
+    "hidden_size": 1024,
+    "image_size": 448,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "patch_size": 14,
+}
 QWEN3 = {
     "num_position_embeddings": 2304,
     "spatial_merge_size": 2,
@@ -261,7 +268,46 @@ CASES = [
         {"args": {"model": "vit_huge_patch16_224"}, "patch_size": 16},
         651_727_360 + 5120 + 5120 * 20480 + 20480 * 5120,
     ),
+    ("internvl", {}, 4096, {**INTERNVIT, "attention_bias": False}, 303_938_560 + 33_570_816),
+    (
+        "exaone4_5",
+        {},
+        5120,
+        {
+            "depth": 28,
+            "hidden_size": 2048,
+            "intermediate_size": 5120,
+            "num_heads": 16,
+            "num_key_value_heads": 8,
+            "out_hidden_size": 5120,
+            "patch_size": 14,
+        },
+        1_345_231_872,
+    ),
+    (
+        "Keye",  # PaddleOCR-VL's, 32768 rows more and a projector of its own width
+        {"architectures": ["KeyeForConditionalGeneration"]},
+        1024,
+        {**SIGLIP, "image_size": 384, "intermediate_size": 4304, "num_hidden_layers": 27},
+        438_947_440 + 32768 * 1152,
+    ),
+    (
+        "another",  # as LLaVA-OneVision's, a norm before its projector and no separator
+        {"architectures": ["RForConditionalGeneration"]},
+        2048,
+        {**SIGLIP, "image_size": 384, "intermediate_size": 4304, "num_hidden_layers": 26},
+        404_305_184 + 2 * 1152,
+    ),
 ]
+
+WHISPER = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120}
+HEARING = {  # by transformers' modules: the encoder and its projector
+    "audioflamingo3": (4096, 636_968_960 + 22_028_288),
+    "glmasr": (2048, 635_048_960 + 29_366_272),
+    "qwen2_audio": (4096, 636_968_960 + 5_246_976),
+    "qwen2_5_omni": (3584, 639_647_232),
+    "voxtral": (3072, 636_968_960 + 25_165_824),
+}
 
 
 @pytest.mark.parametrize(
@@ -280,6 +326,17 @@ def test_an_encoder_of_a_known_class_is_counted_exactly(kind, around, hidden, vi
 
     assert facts["tower_parameters"] == parameters
     assert not any("plain encoder" in note for note in notes)
+
+
+@pytest.mark.parametrize("kind", HEARING)
+def test_an_encoder_like_whispers_is_counted_exactly(kind):
+    hidden, parameters = HEARING[kind]
+    text = {"model_type": "llama", **TEXT, "hidden_size": hidden}
+    config = {"model_type": kind, "text_config": text, "audio_config": {**WHISPER}}
+
+    facts = decoder_facts(config, "text_config", [], {})
+
+    assert facts["tower_parameters"] == facts["audio_tower_parameters"] == parameters
 
 
 def test_qwen3s_encoder_of_audio_is_counted_exactly():
