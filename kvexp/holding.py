@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine
-from kvexp.results import Holding, Result, Stage, Status
+from kvexp.results import UNDER_LOAD, Holding, Result, Stage, Status
 from kvexp.units import gib
 
 
@@ -31,9 +31,10 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     others = 0 if charged else deployment.used_by_others_bytes
     room = deployment.total_bytes - others - beyond - doubt
     shift = profile.cudagraph_bytes / deployment.total_bytes if sized_by_util else 0.0
+    later = sum(part.size_bytes for part in parts if part.name == UNDER_LOAD)
     holding = Holding(
         parts=parts,
-        held_at_start_bytes=load + min(0, kept),
+        held_at_start_bytes=load + min(0, kept) - later,
         held_under_load_bytes=load,
         requested_bytes=budget.requested_bytes,
         total_bytes=deployment.total_bytes,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvexp import compare, measured, side_by_side
-from kvexp.results import COUNTS, Budget, Holding, KvGroup, Part, Result
+from kvexp.results import COUNTS, UNDER_LOAD, Budget, Holding, KvGroup, Part, Result
 from kvexp.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -389,6 +389,16 @@ def _budget_lines(budget: Budget) -> Iterator[str]:
         yield f"  {name:<{widest}} {_both(size)}{why}"
 
 
+def _fitting(holding: Holding) -> str:
+    """Whether full load does not fit, or not with what passes through an encoder."""
+    if not holding.fits:
+        return " and does not fit"
+    held = holding.held_under_load_bytes + holding.used_by_others_bytes
+    has_items = any(part.name == UNDER_LOAD for part in holding.parts)
+    alone = has_items and held > holding.total_bytes
+    return f" and fits only without {UNDER_LOAD}" if alone else ""
+
+
 def _holding_lines(holding: Holding) -> Iterator[str]:
     """What stands on the card beside the budget, and what that makes of the card."""
     stands = "above" if holding.above_request_bytes >= 0 else "below"
@@ -396,9 +406,9 @@ def _holding_lines(holding: Holding) -> Iterator[str]:
         f"the card: {gib(holding.held_at_start_bytes)} in use when ready,"
         f" {gib(holding.held_under_load_bytes)} under full load of {gib(holding.total_bytes)};"
         f" full load stands {gib(abs(holding.above_request_bytes))} {stands} the request"
-        f"{'' if holding.fits else ' and does not fit'}"
+        f"{_fitting(holding)}"
     )
-    shown = [part for part in holding.parts if part.size_bytes]
+    shown = [part for part in holding.parts if part.size_bytes or part.above_bytes]
     widest = max((len(part.name) for part in shown), default=0)
     for part in shown:
         why = f"{part.provenance}: {part.reason}{_interval(part)}"

@@ -189,18 +189,22 @@ class Budget:
         return sum(part.size_bytes for part in self.parts if part.name == "kv_cache")
 
 
+UNDER_LOAD = "items"
+"""The part of `Holding` that images, videos or audio take while they pass through an encoder."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
     """What one card will really hold, of the rank that limits the cache.
 
-    `parts` stand on the card but in no budget. `held_at_start_bytes` are in use when the engine is
-    ready and idle, `held_under_load_bytes` under full load; both count everything but other
-    processes, which hold `used_by_others_bytes` beside it. `largest_safe_util` is the largest share
-    whose full load, at the high end of every interval, still fits, with a cache for one request
-    of the longest length, 0 where there is none; null where the share does not set the cache's
-    size. `util_without_graphs` is the share at which a version that subtracts no graphs has this
-    cache, `util_keeping_cache` the one that keeps the cache of such a version here; null where no
-    graphs are subtracted.
+    `parts` stand on the card but in no budget, `items` under load alone. `held_at_start_bytes` are
+    in use when the engine is ready and idle, `held_under_load_bytes` under full load; both count
+    everything but other processes, which hold `used_by_others_bytes` beside it.
+    `largest_safe_util` is the largest share whose full load, at the high end of every interval,
+    still fits, with a cache for one request of the longest length, 0 where there is none; null
+    where the share does not set the cache's size. `util_without_graphs` is the share at which a
+    version that subtracts no graphs has this cache, `util_keeping_cache` the one that keeps the
+    cache of such a version here; null where no graphs are subtracted.
     """
 
     parts: tuple[Part, ...]

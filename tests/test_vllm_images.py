@@ -401,3 +401,35 @@ def test_a_video_of_keye_is_what_the_length_leaves_beside_its_images(tmp_path):
     )
 
     assert one == 16 * many
+
+
+def items_of(result):
+    return [part for part in result.holding.parts if part.name == "items"]
+
+
+def test_items_under_load_are_what_the_v1_runner_profiles():
+    asked = ["gpu=l40s", "model=glm_ocr", "enforce_eager=true"]
+    v2, v1 = (kvexp.run([*asked, *more]) for more in ([], ["engine.v2_model_runner=false"]))
+    skipped = kvexp.run([*asked, "engine.v2_model_runner=false", "engine.skip_mm_profiling=true"])
+
+    (part,), (other,) = items_of(v2), items_of(skipped)
+    assert part.size_bytes == v1.profile.activation_bytes - v2.profile.activation_bytes
+    assert other.size_bytes == v1.profile.activation_bytes - skipped.profile.activation_bytes
+    assert not items_of(v1)
+    assert part.low_bytes == 0  # a load of text
+    load = v2.holding.held_under_load_bytes - part.size_bytes
+    assert v2.holding.held_at_start_bytes <= load
+
+
+@pytest.mark.parametrize("more", ["mm.limits={image:0,video:0}", "engine.version=0.27.0"])
+def test_no_items_under_load_where_none_pass_or_all_were_profiled(more):
+    assert not items_of(kvexp.run(["gpu=l40s", "model=glm_ocr", more]))
+
+
+def test_a_load_that_fits_without_images_alone_starts():
+    """A video as long as the context of 128,000 tokens takes 15 GiB in Qwen2.5-VL's encoder."""
+    result = kvexp.run(["gpu=l40s", "model=qwen25_vl_7b", "util=0.95"])
+
+    assert result.ok
+    assert result.holding.held_under_load_bytes > result.holding.total_bytes
+    assert result.holding.largest_safe_util < 0.7

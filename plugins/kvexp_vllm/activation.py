@@ -25,12 +25,48 @@ class Passes:
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
-    v2_runner = passes.v2_runner
     pictures = (
         images.Images()
         if passes.skips_items
-        else images.profiled(deployment, rules, v2_runner=v2_runner)
+        else images.profiled(deployment, rules, v2_runner=passes.v2_runner)
     )
+    return _peak(deployment, shape, rules, passes, pictures)
+
+
+def items(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes
+) -> Peak | None:
+    """What the items of a step take beyond a peak that was profiled without them.
+
+    As many as a profile of the V1 runner has, by its rule; the low end is a load of text. None
+    where they were profiled, or where there are none.
+    """
+    profiles = rules.v2_profiles_images or not passes.v2_runner
+    passed = profiles and not passes.skips_items
+    if passed or rules.is_v0 or shape.pp_rank or not any(deployment.mm_limits.values()):
+        return None
+    pictures = images.profiled(deployment, rules, v2_runner=False)
+    charged = _peak(deployment, shape, rules, passes, images.Images())
+    whole = _peak(deployment, shape, rules, passes, pictures)
+    more = images.unknown_bytes(deployment)
+    if whole.high_bytes <= charged.size_bytes and not more:
+        return None
+    return replace(
+        whole,
+        size_bytes=max(0, whole.size_bytes - charged.size_bytes),
+        low_bytes=0,
+        high_bytes=max(0, whole.high_bytes - charged.size_bytes) + more,
+    )
+
+
+def _peak(
+    deployment: Deployment,
+    shape: RankShape,
+    rules: VersionRules,
+    passes: Passes,
+    pictures: images.Images,
+) -> Peak:
+    v2_runner = passes.v2_runner
     step = images.step(deployment, pictures)
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
     if back := passes.returned_bytes:

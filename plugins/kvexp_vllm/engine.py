@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from kvexp.contract import (
     AUTO_FIT,
+    UNDER_LOAD,
     CachePlan,
     Deployment,
     Engine,
@@ -260,15 +261,7 @@ class Vllm(Engine):
 
     def predict_activation(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_activation`."""
-        v2_runner = self.uses_v2_runner(deployment)
-        passes = activation.Passes(
-            v2_runner=v2_runner,
-            shares_items=self.mm_encoder_tp_mode == "data",
-            skips_items=self.skip_mm_profiling,
-            returned_bytes=self._loaded(deployment, shape).returned_bytes
-            if self.rules.is_v0
-            else 0,
-        )
+        passes = self._passes(deployment, shape)
         peak = activation.peak(deployment, shape, self.rules, passes)
         rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
         return parts.predicted(
@@ -281,6 +274,15 @@ class Vllm(Engine):
                 source=peak.source,
                 confirmed=peak.is_confirmed,
             ),
+        )
+
+    def _passes(self, deployment: Deployment, shape: RankShape) -> activation.Passes:
+        is_v0 = self.rules.is_v0
+        return activation.Passes(
+            v2_runner=self.uses_v2_runner(deployment),
+            shares_items=self.mm_encoder_tp_mode == "data",
+            skips_items=self.skip_mm_profiling,
+            returned_bytes=self._loaded(deployment, shape).returned_bytes if is_v0 else 0,
         )
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
@@ -359,6 +361,24 @@ class Vllm(Engine):
             ),
             *kv_formats.workspace(deployment),
             taken,
+            *self._items(deployment, shape),
+        )
+
+    def _items(self, deployment: Deployment, shape: RankShape) -> tuple[Part, ...]:
+        """What the images of a step take under load, where the profile had none."""
+        found = activation.items(deployment, shape, self.rules, self._passes(deployment, shape))
+        if found is None:
+            return ()
+        return (
+            Part(
+                name=UNDER_LOAD,
+                size_bytes=found.size_bytes,
+                provenance=Provenance.assumed,
+                reason="what a step of items takes in the encoder beyond the profile's peak, and"
+                f" text does not; {found.source}",
+                low_bytes=found.low_bytes,
+                high_bytes=found.high_bytes,
+            ),
         )
 
     def cached_bytes(self, deployment: Deployment, profile: Profile) -> int:

@@ -108,5 +108,5 @@ def note(deployment: Deployment, *, profiled: bool) -> str:
         return ""
     return (
         f"the profile passes no {' or '.join(taken)} through the encoder: what one takes there is"
-        " in no term, nor under full load"
+        " in no term of the budget; `items` has it under full load"
     )
