@@ -433,3 +433,20 @@ def test_a_load_that_fits_without_images_alone_starts():
     assert result.ok
     assert result.holding.held_under_load_bytes > result.holding.total_bytes
     assert result.holding.largest_safe_util < 0.7
+
+
+@pytest.mark.parametrize(
+    ("more", "has_items"),
+    [
+        ("engine.version=0.19.0", True),
+        ("engine.version=0.25.0", False),  # the V2 runner's profile has text alone
+        ("engine.version=0.27.0", True),
+        ("engine.version=0.27.0 mm.limits={image:0}", False),
+        ("engine.version=0.27.0 engine.skip_mm_profiling=true", False),
+    ],
+)
+def test_an_encoder_that_is_not_known_widens_a_peak_that_has_items(more, has_items):
+    asked = ["model=llama3_8b", "model.uncounted_tower_parameters=1000000", "gpu=h100"]
+    peak = kvexp.run([*asked, *more.split()]).profile.activation
+
+    assert (peak.high_bytes - peak.size_bytes > 2 * GIB) is has_items

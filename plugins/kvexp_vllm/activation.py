@@ -12,61 +12,22 @@ ADAPTERS_BYTES = 5 * KIB  # a layer, on the V2 runner: three sizes of adapters, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passes:
-    """What passes in a profile run: on which runner, with items of which each rank has a share.
+    """What passes in a profile run: on which runner, with items (`takes_items`) or text alone.
 
-    `returned_bytes` of an offloaded layer are on the card while the forward runs.
+    `shares_items`: each rank has a share of them. `returned_bytes` of an offloaded layer are on the
+    card while the forward runs.
     """
 
     v2_runner: bool
+    takes_items: bool = True
     shares_items: bool = False
-    skips_items: bool = False
     returned_bytes: int = 0
 
 
 def peak(deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes) -> Peak:
     """The activation peak of one rank; of two phases the higher end counts for the interval too."""
-    pictures = (
-        images.Images()
-        if passes.skips_items
-        else images.profiled(deployment, rules, v2_runner=passes.v2_runner)
-    )
-    return _peak(deployment, shape, rules, passes, pictures)
-
-
-def items(
-    deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes
-) -> Peak | None:
-    """What the items of a step take beyond a peak that was profiled without them.
-
-    As many as a profile of the V1 runner has, by its rule; the low end is a load of text. None
-    where they were profiled, or where there are none.
-    """
-    profiles = rules.v2_profiles_images or not passes.v2_runner
-    passed = profiles and not passes.skips_items
-    if passed or rules.is_v0 or shape.pp_rank or not any(deployment.mm_limits.values()):
-        return None
-    pictures = images.profiled(deployment, rules, v2_runner=False)
-    charged = _peak(deployment, shape, rules, passes, images.Images())
-    whole = _peak(deployment, shape, rules, passes, pictures)
-    more = images.unknown_bytes(deployment)
-    if whole.high_bytes <= charged.size_bytes and not more:
-        return None
-    return replace(
-        whole,
-        size_bytes=max(0, whole.size_bytes - charged.size_bytes),
-        low_bytes=0,
-        high_bytes=max(0, whole.high_bytes - charged.size_bytes) + more,
-    )
-
-
-def _peak(
-    deployment: Deployment,
-    shape: RankShape,
-    rules: VersionRules,
-    passes: Passes,
-    pictures: images.Images,
-) -> Peak:
     v2_runner = passes.v2_runner
+    pictures = images.profiled(deployment, rules) if passes.takes_items else images.Images()
     step = images.step(deployment, pictures)
     found = phases.of_tokens(step, shape, rules, v2_runner=v2_runner)
     if back := passes.returned_bytes:
@@ -82,14 +43,35 @@ def _peak(
     more = UNSPLIT_BYTES if adapts else 0
     if adapts and rules.is_v0:  # one log has so much more
         more += step.max_num_batched_tokens * step.model.hidden_size * step.dtype.itemsize_bytes
-    sees = profiles_items and not v2_runner and not passes.skips_items
-    more += images.unknown_bytes(step) if sees else 0
+    more += images.unknown_bytes(step) if profiles_items and passes.takes_items else 0
     beyond = 4 if release_of(deployment.engine_version) < V1_FITTED[0] else 1  # a log of 0.5 has 4
     return replace(
         largest,
         size_bytes=largest.size_bytes + adapters,
         low_bytes=max(phase.low_bytes for phase in found) + adapters,
         high_bytes=beyond * max(phase.high_bytes for phase in found) + adapters + more,
+    )
+
+
+def items(
+    deployment: Deployment, shape: RankShape, rules: VersionRules, passes: Passes
+) -> Peak | None:
+    """What the items of a step take beyond a peak that was profiled without them.
+
+    As many as a profile with items has, by its rule; the low end is a load of text. None where they
+    were profiled, or where there are none.
+    """
+    if passes.takes_items or shape.pp_rank:
+        return None
+    charged = peak(deployment, shape, rules, passes)
+    whole = peak(deployment, shape, rules, replace(passes, takes_items=True))
+    if whole.high_bytes <= charged.high_bytes:
+        return None
+    return replace(
+        whole,
+        size_bytes=max(0, whole.size_bytes - charged.size_bytes),
+        low_bytes=0,
+        high_bytes=whole.high_bytes - charged.size_bytes,
     )
 
 

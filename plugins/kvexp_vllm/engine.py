@@ -151,6 +151,11 @@ class Vllm(Engine):
             return "v0"
         return "v2" if self.uses_v2_runner(deployment) else "v1"
 
+    def _profiles_items(self, deployment: Deployment) -> bool:
+        """Whether items pass through their encoder in the profile run."""
+        takes = self.rules.v2_profiles_images or not self.uses_v2_runner(deployment)
+        return takes and not self.skip_mm_profiling
+
     def resolve(self, knobs: Knobs, name: str) -> Deployment:
         """See `Engine.resolve`."""
         rules = self.rules
@@ -235,7 +240,7 @@ class Vllm(Engine):
         states.check(deployment)
         v2_runner = self.uses_v2_runner(deployment)
         offloaded = offload.note(deployment, rules, self.cpu_offload_gb, v2_runner=v2_runner)
-        profiled = not self.skip_mm_profiling and (rules.v2_profiles_images or not v2_runner)
+        profiled = self._profiles_items(deployment)
         said = (
             *(offloaded, flags.note(deployment), multimodal.note(deployment, profiled=profiled)),
             *states.notes(deployment, prefixes),
@@ -280,8 +285,8 @@ class Vllm(Engine):
         is_v0 = self.rules.is_v0
         return activation.Passes(
             v2_runner=self.uses_v2_runner(deployment),
+            takes_items=self._profiles_items(deployment),
             shares_items=self.mm_encoder_tp_mode == "data",
-            skips_items=self.skip_mm_profiling,
             returned_bytes=self._loaded(deployment, shape).returned_bytes if is_v0 else 0,
         )
 

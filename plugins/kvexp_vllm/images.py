@@ -43,10 +43,10 @@ def _limits(deployment: Deployment) -> dict[str, int]:
     return {name: n for name, n in deployment.mm_limits.items() if (name == "audio") is heard}
 
 
-def profiled(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> Images:
-    """The images of a profile run, none where it passes none through the encoder."""
+def profiled(deployment: Deployment, rules: VersionRules) -> Images:
+    """The images of a profile run that passes them through the encoder."""
     encoder, limits = deployment.model.encoder, _limits(deployment)
-    if encoder is None or (v2_runner and not rules.v2_profiles_images):
+    if encoder is None:
         return Images()
     video = _images_of_a_video(deployment, encoder, rules)
     if not any(n for name, n in limits.items() if video or name != "video"):
@@ -238,6 +238,5 @@ def _mask_doubt_bytes(deployment: Deployment, images: Images) -> int:
 def unknown_bytes(deployment: Deployment) -> int:
     """What images may take where an encoder is there and its images are not known."""
     model = deployment.model
-    if not model.has_towers or model.encoder is not None:
-        return 0
-    return UNKNOWN_BYTES
+    takes = model.has_towers and any(deployment.mm_limits.values())
+    return UNKNOWN_BYTES if takes and model.encoder is None else 0
