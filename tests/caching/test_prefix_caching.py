@@ -26,7 +26,7 @@ def counted(*overrides):
 LOGGED = {  # bytes printed, in GiB, and what the engine printed of them
     "Qwen3.6-35B, prefix caching": (
         "model=qwen35_35b_a3b engine.version=0.24.0 max_model_len=131072 kv_dtype=fp8"
-        " max_num_batched_tokens=8192 engine.enable_prefix_caching=true",
+        " max_num_batched_tokens=8192 max_num_seqs=256 engine.enable_prefix_caching=true",
         5.98,
         (567_978, "4.33"),
     ),
@@ -51,7 +51,7 @@ def test_a_log_with_drafts_is_that_of_a_whole_number_of_blocks():
     result = counted(
         *["model=qwen35_27b", "engine.version=0.22.0", "tp=2", "kv_dtype=fp8_e5m2"],
         *["engine.enable_prefix_caching=true", "max_num_batched_tokens=8192"],
-        *["speculative.method=mtp", "speculative.num_tokens=3"],
+        *["speculative.method=mtp", "speculative.num_tokens=3", "max_num_seqs=256"],
         "engine.num_gpu_blocks_override=424",
     )
     assert result.block_size == 1600
