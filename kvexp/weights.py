@@ -44,6 +44,7 @@ __all__ = [
     "parameters",
     "rotary_size",
     "round_up",
+    "stored_as",
     "streams",
     "towers",
 ]
@@ -126,23 +127,34 @@ def head(
 
 
 def towers(
-    model: Model, share: Slice, dtype: DType, *, vision: bool = True, audio: bool = True
+    model: Model,
+    share: Slice,
+    dtype: DType,
+    *,
+    vision: bool = True,
+    audio: bool = True,
+    stored: QuantizationConfig | None = None,
 ) -> Iterator[Tensor]:
     """Encoders and projectors beside the decoder, split as its layers are.
 
-    Where an encoder's heads do not divide, only its MLPs are split.
+    Where an encoder's heads do not divide, only its MLPs are split. `stored` is how the matrices of
+    a vision tower's layers are held, where these are known; mostly they are not quantised.
     """
     if not share.first_stage and "towers" not in share.everywhere:
         return
     if vision:
         seeing = model.tower_parameters - model.audio_tower_parameters
-        yield from _vision(model.encoder, seeing, share, dtype)
+        yield from _vision(model.encoder, seeing, share, dtype, stored)
     if audio and model.audio_tower_parameters:
         yield _tensor("towers", model.audio_tower_parameters // share.tp, dtype, "tower")
 
 
 def _vision(
-    encoder: Encoder | None, parameters: int, share: Slice, dtype: DType
+    encoder: Encoder | None,
+    parameters: int,
+    share: Slice,
+    dtype: DType,
+    stored: QuantizationConfig | None,
 ) -> Iterator[Tensor]:
     """A vision tower: the matrices of its layers where they are known, and all else as one."""
     tp, rest = share.tp, parameters
@@ -155,8 +167,11 @@ def _vision(
             rest -= encoder.num_hidden_layers * layer
             n = tp if shared else 1
             widths = (3 * hidden // n, hidden // n, ups // tp, width // tp)
-            for _ in range(encoder.num_hidden_layers):
-                yield from (_tensor("towers", hidden * w, dtype, "tower") for w in widths)
+            for outputs in widths * encoder.num_hidden_layers:
+                if stored is None:
+                    yield _tensor("towers", hidden * outputs, dtype, "tower")
+                else:
+                    yield from linear("towers", outputs, hidden, dtype, stored)
         else:
             shared = True
     if rest:

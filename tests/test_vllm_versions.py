@@ -286,3 +286,14 @@ def test_every_column_is_that_of_its_first_release():
         version = ".".join(map(str, column.first)) + (".0" if len(column.first) == 2 else "")
         engine = "-v0" if column.is_v0 and column.first >= (0, 8) else ""
         assert rules.version_rules(version + engine) is column
+
+
+def test_bitsandbytes_takes_the_matrices_of_an_encoder_too():
+    """2.5988 GiB in a log of Qwen2.5-VL-3B with an adapter under 0.9.2: the merger's too."""
+    asked = ["model=qwen25_vl_3b", "gpu=rtx_4090", "quantization=bitsandbytes", *SHORT]
+    asked += ["lora.max_loras=1", "lora.max_rank=16", "engine.version=0.9.2"]
+    part = kvexp.run(asked).ranks[0].budget.part("weights")
+
+    merger = (5120 * 5120 + 5120 * 2048) * (2 - 0.5 - 4 / 64)
+    assert part.size_bytes - merger == pytest.approx(2.5988 * 2**30, rel=0.003)
+    assert part.low_bytes <= 2.5988 * 2**30

@@ -41,6 +41,7 @@ MXFP4_PADDING, MXFP4_PADDING_SINCE = (0.0585, 0.077), (0, 15, 0)
 
 MARLIN_WIDTH, MARLIN_HIDDEN = 128, 256  # multiples that its kernel for mxfp4 takes
 TRITON_SINCE = (0, 12, 0)  # the wheel has Triton's kernels, which Hopper and B200 then take
+TOWERS = ("model.visual", "vision_tower", "vision_model")  # as checkpoints name them
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
 
@@ -199,12 +200,11 @@ def _tables(
 ) -> tuple[Iterable[Tensor], Iterable[Tensor]]:
     """What stands before and after the layers, with the rows that adapters may add."""
     model, dtype = deployment.model, deployment.dtype
-    towers = multimodal.towers_built(deployment, options.rules)
     encoders = replace(share, tp=1) if options.whole_encoders else share
     embedding, head = lora.added_vocabulary(deployment, options.rules)
     return (
         chain(
-            weights.towers(model, encoders, dtype, **towers),
+            _towers(deployment, encoders, options.rules),
             (
                 _with_rows(tensor, embedding // share.tp * model.hidden_size)
                 for tensor in weights.embedding(model, share, dtype)
@@ -215,6 +215,20 @@ def _tables(
             for tensor in weights.head(model, share, dtype, deployment.quantization)
         ),
     )
+
+
+def _towers(deployment: Deployment, share: Slice, rules: VersionRules) -> Iterator[Tensor]:
+    """The towers that are built; bitsandbytes takes their matrices too.
+
+    `bitsandbytes_loader.py: _get_bnb_target_modules` names each layer of linears; the other formats
+    are those of a checkpoint, which leaves an encoder as it is.
+    """
+    model, quantization, stored = deployment.model, deployment.quantization, None
+    if quantization is Quantization.bitsandbytes:
+        stored = weights.stored_as(weights.format_of(model, quantization), TOWERS)
+    built = multimodal.towers_built(deployment, rules)
+    for tensor in weights.towers(model, share, deployment.dtype, stored=stored, **built):
+        yield _nested(tensor) if rules.nests_scales else tensor
 
 
 def _with_rows(tensor: Tensor, numel: int) -> Tensor:
