@@ -288,6 +288,23 @@ def test_every_column_is_that_of_its_first_release():
         assert rules.version_rules(version + engine) is column
 
 
+@pytest.mark.parametrize("version", ["0.6.6", "0.7.2", "0.8.0-v0"])
+def test_adapters_are_charged_but_from_065_to_07(version):
+    """0.7.2 on a T4 loads 5.3541 GiB; room of rank 32 is made after that, and in no term."""
+    bnb = [LLAMA, "gpu=t4", "quantization=bitsandbytes", f"engine.version={version}", *SHORT]
+    result = kvexp.run([*bnb, "lora.max_loras=1", "lora.max_rank=32"])
+    beyond = [part.size_bytes for part in result.holding.parts if part.name == "lora"]
+
+    inputs_and_outputs = 2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)
+    least = 32 * inputs_and_outputs * 32 * 2  # layers, rank, bytes; the head has some too
+    if version < "0.8":
+        assert result.profile.weights_bytes / 2**30 == pytest.approx(5.3541, rel=0.0005)
+        assert least < beyond[0] < 1.2 * least
+    else:
+        assert result.profile.weights_bytes > 5.3541 * 2**30 + least
+        assert not beyond
+
+
 def test_bitsandbytes_takes_the_matrices_of_an_encoder_too():
     """2.5988 GiB in a log of Qwen2.5-VL-3B with an adapter under 0.9.2: the merger's too."""
     asked = ["model=qwen25_vl_3b", "gpu=rtx_4090", "quantization=bitsandbytes", *SHORT]

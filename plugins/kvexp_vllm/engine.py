@@ -344,6 +344,8 @@ class Vllm(Engine):
         taken = parts.predicted("graphs", _capture_of(captured.sizes), capture)
         charged = self.rules.charges_whole_device
         before = () if charged else self._before_baseline(deployment)
+        if not self.rules.charges_adapters:
+            before += parts.adapters(deployment, self._loaded(deployment, shape))
         if self.rules.is_v0:
             return *before, taken
         v2_runner = self.uses_v2_runner(deployment)

@@ -65,11 +65,11 @@ def weights_of(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> P
         spread += 0.03
     if not rules.load_split_limit:
         spread += 0.001
-    beside = _beside(deployment, loaded)
+    beside = _beside(deployment, loaded, rules)
     if deployment.draft is not None:
         doubts.append("drafts of four kinds were measured, with random weights")
         spread += 0.002
-    size = loaded.total_bytes
+    size = loaded.total_bytes - (0 if rules.charges_adapters else loaded.lora_bytes)
     error = int(spread * size) if spread or uncounted else None
     unreached = int(above * size)
     kept = _kept_scales_bytes(deployment)
@@ -117,17 +117,23 @@ def _kept_scales_bytes(deployment: Deployment) -> int:
     return experts // FINER_SCALES // (deployment.tp * deployment.pp)
 
 
-def _beside(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
+def _beside(deployment: Deployment, loaded: Loaded, rules: VersionRules) -> tuple[Part, ...]:
     """What the weights hold beside the model itself."""
-    found: list[Part] = []
-    room, drafts, draft = deployment.lora, deployment.speculation, deployment.draft
-    if room is not None:
-        reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
-        found.append(derived("lora", loaded.lora_bytes, reason))
+    found = list(adapters(deployment, loaded)) if rules.charges_adapters else []
+    drafts, draft = deployment.speculation, deployment.draft
     if drafts is not None and draft is not None:
         reason = f"{draft.name} by {drafts.method}"
         found.append(derived("draft", loaded.draft_bytes, reason))
     return tuple(found)
+
+
+def adapters(deployment: Deployment, loaded: Loaded) -> tuple[Part, ...]:
+    """The room for adapters, where there is some."""
+    room = deployment.lora
+    if room is None:
+        return ()
+    reason = f"room for {room.max_loras} adapters of rank {room.max_rank}"
+    return (derived("lora", loaded.lora_bytes, reason),)
 
 
 def _loading(loaded: Loaded) -> str:

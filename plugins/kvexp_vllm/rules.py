@@ -25,6 +25,8 @@ class VersionRules:
     `v2_architectures`, those alone (listed), or of those what is not quantised.
     `charges_whole_device`: all that is in use on the device is charged, the CUDA context,
     communicators and other processes included.
+    `charges_adapters`: the room for adapters is charged; else it is made between the load and the
+    profile, neither of which counts it.
     `load_split_limit`: loading runs with the allocator's split limit at 20 MiB. `unpacks_zeros`:
     AWQ goes through the kernels of mixed precision, whose zero points on Hopper (Machete) are of
     the compute dtype and scaled. `nests_scales`: the scales of bitsandbytes stay quantised.
@@ -82,6 +84,7 @@ class VersionRules:
     estimates_graphs: str
     v2_runner: str
     charges_whole_device: bool = False
+    charges_adapters: bool = True
     load_split_limit: bool = False
     unpacks_zeros: bool = False
     nests_scales: bool = False
@@ -165,10 +168,17 @@ _V0 = VersionRules(
 _V0_5_3 = replace(_V0, first=(0, 5, 3), chunks_long=True)
 _V0_6 = replace(_V0_5_3, first=(0, 6), image_tokens=4096)
 _V0_6_3 = replace(_V0_6, first=(0, 6, 3), image_tokens=5120)
-_V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048)
+_V0_6_5 = replace(_V0_6_3, first=(0, 6, 5), chunk_tokens=2048, charges_adapters=False)
 _V0_7 = replace(_V0_6_5, first=(0, 7), keeps_images=_LEGACY)
 _V0_7_2 = replace(_V0_7, first=(0, 7, 2), keeps_images=("Pixtral",), mrope_rows=4)
-_V0_8 = replace(_V0_7_2, first=(0, 8), keeps_images=(), chunks_latent=False, gathers_parts=True)
+_V0_8 = replace(
+    _V0_7_2,
+    first=(0, 8),
+    keeps_images=(),
+    chunks_latent=False,
+    gathers_parts=True,
+    charges_adapters=True,
+)
 _V0_8_3 = replace(_V0_8, first=(0, 8, 3), drops_images=False)
 _V0_9 = replace(
     _V0_8_3, first=(0, 9), caps_tokens=True, pixel_bytes=0, rotary_copies=1, rotary_tables=3
