@@ -30,6 +30,7 @@ class Line:
     `outcome` is what the line says of the start. `resets` marks the line with which an engine
     begins; `precedes` one that is printed before it, of inputs of the start to come. Where a rank
     has printed the figure `after` already, the line's figures are those of the model that drafts.
+    `states` are keys with values that the line means and does not print.
     """
 
     pattern: str
@@ -37,6 +38,7 @@ class Line:
     resets: bool = False
     precedes: bool = False
     after: str = ""
+    states: tuple[tuple[str, Value], ...] = ()
 
     def find_all(self, text: str) -> Iterator[re.Match[str]]:
         """Wherever a log has the line."""

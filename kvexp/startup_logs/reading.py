@@ -12,6 +12,7 @@ from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.options import human_int, inside, items, served, words, written
 from kvexp.startup_logs.sglang import SGLANG
 from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
+from kvexp.startup_logs.text import unwrapped
 from kvexp.startup_logs.vllm import VLLM
 
 DIALECTS = (VLLM, SGLANG, TENSORRT_LLM, LMDEPLOY)
@@ -54,7 +55,7 @@ def read_log(text: str, name: str) -> dict[str, Any]:
     Raises:
         UnreadableLog: no figure that a known engine prints was found.
     """
-    plain = _COLOURS.sub("", text).replace("\\\n", " ").replace("\r", "\n")
+    plain = unwrapped(_COLOURS.sub("", text).replace("\\\n", " ").replace("\r", "\n"))
     found = [_Reading(dialect) for dialect in DIALECTS]
     for reading in found:
         reading.read(plain)
@@ -130,7 +131,7 @@ class _Reading:
         found = re.search(self.dialect.ranks, before)
         rank = found[1] if found else ""
         of_draft = rank in self._figures.get(line.after, {})
-        for key, value in values(match):
+        for key, value in (*values(match), *line.states):
             if of_draft:
                 if key not in INPUTS:
                     self._figures.setdefault(f"{DRAFT}{key}", {})[rank] = value

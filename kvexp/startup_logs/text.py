@@ -1,7 +1,18 @@
 """Text files as engines, editors and shells write them."""
 
 import codecs
+import re
+from itertools import pairwise
 from pathlib import Path
+
+_BEGINS = re.compile(
+    r"\s*$|\s*(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|Traceback|File |\$ )"
+    r"|\s*\(?\[?\d{4}-\d\d-\d\d|\s*[(\[](?:\w+[ =])*(?:pid|rank|TP|PP|DP)"
+)
+"""How a line of its own begins: a level, a date, a process."""
+
+_FULL, _FEWEST = 0.85, 3
+"""Lines are cut at one width, but for colours, which are counted and then gone."""
 
 
 def read_text(path: Path, errors: str = "replace") -> str:
@@ -15,3 +26,25 @@ def read_text(path: Path, errors: str = "replace") -> str:
     data = path.read_bytes()
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if is_wide else "utf-8-sig", errors)
+
+
+def unwrapped(text: str) -> str:
+    """A log that a terminal cut at its width, as it was copied from there, in whole lines.
+
+    It was where lines of the largest length go on in the next one again and again.
+    """
+    lines = text.split("\n")
+    width = max(map(len, lines))
+    if sum(_goes_on(line, after, width) for line, after in pairwise(lines)) < _FEWEST:
+        return text
+    joined = lines[:1]
+    for line, after in pairwise(lines):
+        if _goes_on(line, after, _FULL * width):
+            joined[-1] += after
+        else:
+            joined.append(after)
+    return "\n".join(joined)
+
+
+def _goes_on(line: str, after: str, width: float) -> bool:
+    return len(line) >= width and not _BEGINS.match(after)
