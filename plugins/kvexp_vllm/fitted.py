@@ -27,8 +27,9 @@ UNIFIED_MIB, UNIFIED_RANKS_MIB = 1024, 4096
 of several ranks (MiniMax-M2.7 on two GB10 estimated 5.1 GiB)."""
 
 SMALL_CARD_BYTES = 40 * GIB
-BLACKWELL = 10.0
-"""The first compute capability of the chips whose kernels take more."""
+HOPPER = 9.0
+CHIPS = {"blackwell": 10.0, "hopper": HOPPER}
+"""The first compute capability of chips whose kernels, or links, take more than older ones'."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -256,14 +257,14 @@ def _fits(when: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
 def _facts(deployment: Deployment, *, v2_runner: bool, graphed: bool) -> dict[str, Any]:
     ranks = "tensor" if deployment.tp > 1 else "pipeline" if deployment.pp > 1 else "alone"
     gpu = deployment.gpu
-    blackwell = float(gpu.compute_capability or 0) >= BLACKWELL
+    capability = float(gpu.compute_capability or HOPPER)
     kind = "unified" if gpu.unified_memory else "amd" if gpu.name.startswith("AMD") else DISCRETE
     return {
         "kind": kind,
         "ranks": ranks,
         "link": deployment.gpu.interconnect,
         "card": "small" if deployment.total_bytes < SMALL_CARD_BYTES else "large",
-        "chip": "blackwell" if blackwell else "older",
+        "chip": next((name for name, least in CHIPS.items() if capability >= least), "older"),
         "runner": "v2" if v2_runner else "v1",
         "graphs": graphed,
         "mla": deployment.model.mla is not None,
