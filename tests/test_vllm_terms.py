@@ -387,3 +387,39 @@ def test_experts_of_gpt_oss_are_padded_for_the_kernel_that_runs_them(model, card
     found = kvexp.run([f"model={model}", f"gpu={card}", f"engine.version={version}"])
 
     assert found.profile.weights_bytes == pytest.approx(printed * GIB, rel=0.001)
+
+
+A100S = ["model=qwen2_7b", "gpu=a100_80gb", "engine.version=0.10.1", "max_model_len=16384"]
+
+
+@pytest.mark.parametrize(
+    ("more", "available_gib"),
+    [  # dennislee22/vLLM-benchmarking, logs of 0.10.1.1 that say FlashInfer samples
+        ("util=0.25", 5.01),
+        ("util=0.5", 24.83),
+        ("util=0.25 tp=2", 12.02),
+        ("util=0.5 tp=2", 31.83),
+    ],
+)
+def test_flashinfers_sampler_takes_less_than_sorting(more, available_gib):
+    asked = [*A100S, *more.split()]
+    found, native = (
+        kvexp.run([*asked, *sampler]) for sampler in (["engine.flashinfer_sampler=true"], [])
+    )
+
+    assert found.budget.available_bytes / GIB == pytest.approx(available_gib, rel=0.01)
+    entries = 256 * 152_064  # requests and vocabulary: sorting has 24 bytes more of each
+    less = native.profile.activation_bytes - found.profile.activation_bytes
+    assert less == 24 * entries
+    low = native.profile.activation.low_bytes
+    assert low == pytest.approx(found.profile.activation_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("version", "installed"), [("0.8.5-v0", False), ("0.11.0", True), ("0.11.1", False)]
+)
+def test_flashinfer_may_sample_where_it_is_installed_to_0_11_0(version, installed):
+    asked = ["model=qwen2_7b", "gpu=a100_80gb", "max_model_len=16384", f"engine.version={version}"]
+    peak = kvexp.run(asked).profile.activation
+
+    assert (peak.low_bytes < 0.7 * peak.size_bytes) is installed

@@ -20,6 +20,12 @@ VLLM = Dialect(
             r"['\"]?(?P<estimate_cudagraphs>[01])['\"]?(?=[\s\\]|$)",
             precedes=True,
         ),
+        Line(r"Using FlashInfer for top-p & top-k sampling", states=(("flashinfer_sampler", 1),)),
+        Line(
+            r"FlashInfer is (?:not available|available, but it is not enabled)\. Falling back to"
+            r"|FlashInfer top-p(?:/| & )top-k sampling (?:is available but|sampler is) disabled",
+            states=(("flashinfer_sampler", 0),),
+        ),
         Line(r"GPU 0(?:-\d+)?: (?P<gpu>[^(\n]+?)\s*(?:\(|$)"),
         Line(r"device_name=(?P<gpu>[\w-]+)(?:,|\.json)"),
         Line(

@@ -19,6 +19,7 @@ _GROUPS = ("compilation_config", "optimization_level", "mm_processor_kwargs")
 _VARIABLES = {
     "vllm_use_v2_model_runner": "v2_model_runner",
     "vllm_memory_profiler_estimate_cudagraphs": "estimate_cudagraphs",
+    "vllm_use_flashinfer_sampler": "flashinfer_sampler",
 }
 """Variables of the environment that are options here."""
 

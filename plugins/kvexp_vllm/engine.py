@@ -57,6 +57,9 @@ class Vllm(Engine):
     `v2_model_runner`: null for the version's default, or forced (VLLM_USE_V2_MODEL_RUNNER).
     `estimate_cudagraphs`: whether the estimate of graphs is subtracted, null for the version's
     default (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS).
+    `flashinfer_sampler`: top-k and top-p by FlashInfer's kernel (VLLM_USE_FLASHINFER_SAMPLER); null
+    for the version's default, from 0.8 to 0.11.0 where it is installed (the low end). It counts on
+    the V1 engine's V1 runner.
     `async_scheduling`: batches in flight overlap, as is the default.
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
@@ -78,6 +81,7 @@ class Vllm(Engine):
     usage: str = "serve"
     v2_model_runner: bool | None = None
     estimate_cudagraphs: bool | None = None
+    flashinfer_sampler: bool | None = None
     async_scheduling: bool = True
     enable_expert_parallel: bool = False
     fully_sharded_loras: bool = False
@@ -112,8 +116,11 @@ class Vllm(Engine):
 
     @property
     def rules(self) -> VersionRules:
-        """The facts of the version's column."""
-        return version_rules(self.version)
+        """The facts of the version's column, with what the options make of them."""
+        rules = version_rules(self.version)
+        if self.flashinfer_sampler is None or rules.is_v0:
+            return rules
+        return replace(rules, flashinfer_samples=self.flashinfer_sampler)
 
     @property
     def _estimates_graphs(self) -> str:

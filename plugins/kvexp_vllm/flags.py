@@ -37,6 +37,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "speculative.method=dspark": (0, 25, 0),
     "engine.v2_model_runner": (0, 12, 0),
     "engine.estimate_cudagraphs": (0, 18, 0),
+    "engine.flashinfer_sampler": (0, 8, 0),
     "engine.async_scheduling": (0, 10, 0),
     "engine.cpu_offload_gb": (0, 5, 3),
     "engine.enable_expert_parallel": (0, 8, 0),
@@ -160,6 +161,9 @@ def _variables(deployment: Deployment, options: Mapping[str, Any]) -> Iterator[s
         yield "VLLM_USE_V1=0"
     if runner is not None and release >= SINCE["engine.v2_model_runner"]:
         yield f"VLLM_USE_V2_MODEL_RUNNER={runner:d}"
+    flashinfer = options["flashinfer_sampler"]
+    if flashinfer is not None:
+        yield f"VLLM_USE_FLASHINFER_SAMPLER={flashinfer:d}"
     estimates = options["estimate_cudagraphs"]
     if estimates is not None and release >= SINCE["engine.estimate_cudagraphs"]:
         yield f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={estimates:d}"

@@ -12,9 +12,9 @@ V = padded vocabulary, n = tensor-parallel size, e = bytes of an element, W = cu
     V2 logits    = e V S (1, or 2 + 1/n when gathered) + e H T + e H S + W, and for n = 1 the
                    sampler's block maxima; soft-capping has them twice instead
     V0, V1 sampler = B V S + e H T + 2 e H S + W, with B = e + 36 where top-k and top-p sort (to
-                   0.16) and e + 12 with the Triton kernel (from 0.17), in tensors of 4 V S in
-                   segments of their own, which keeps 4 V bytes a multiprocessor; 16 V S more where
-                   drafts are rejected (from 0.12)
+                   0.16), e + 12 with FlashInfer's kernel, and e + 12 with the Triton kernel (from
+                   0.17), in tensors of 4 V S in segments of their own, which keeps 4 V bytes a
+                   multiprocessor; 16 V S more where drafts are rejected (from 0.12)
     draft        = its own forward, and its logits on the V2 runner, while the model's hidden
                    states are alive: 1 H a token, 5 for EAGLE3 (three of inner layers, one combined)
 
@@ -57,6 +57,7 @@ V1_COMPILED_BYTES = 13 * MIB  # instead of the workspace, three models of 0.19
 SORTED_ARGUMENT_BYTES = 3 * 1024  # of a row: temperatures, penalties and index arrays
 ARGUMENT_BYTES, TABLES_BYTES = 48, 2048  # the same with the Triton kernel, and its two tables
 
+FLASHINFER_BYTES = 12  # fp32 logits, the same masked, and their probabilities
 SAMPLER_BLOCK = 1024  # vocabulary entries that one program of the V2 sampler reduces
 MLA_WORKSPACE_TOKENS = 65536  # of the chunked prefill
 
@@ -327,7 +328,11 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     """The sampler with top-k and top-p of the V0 and V1 runners."""
     model, rows = deployment.model, sampled_rows(deployment)
     item = deployment.dtype.itemsize_bytes
-    size = _sampled_bytes(deployment, rules)
+    beside = FLASHINFER_BYTES if rules.flashinfer_samples else rules.sampler_bytes
+    size = sampled = _sampled_bytes(deployment, rules, beside)
+    less = 0
+    if rules.flashinfer_samples is None:
+        less = sampled - _sampled_bytes(deployment, rules, FLASHINFER_BYTES)
     size += item * model.hidden_size * (deployment.max_num_batched_tokens + 2 * rows)
     if shape.pp_rank > 0:
         size += 2 * item * model.hidden_size * deployment.max_num_batched_tokens
@@ -336,11 +341,16 @@ def _sampler(deployment: Deployment, shape: RankShape, rules: VersionRules) -> P
     doubt = PRINTED_BYTES
     if model.moe is not None and model.moe.format is not None:
         doubt += 16 * MIB
-    return around("sampler", size, fitted_to(deployment, v2_runner=False), more_bytes=doubt)
+    source = fitted_to(deployment, v2_runner=False)
+    if rules.flashinfer_samples:
+        source = "FlashInfer's sampler, by its code and five logs"
+    return around("sampler", size, source, more_bytes=doubt, below_bytes=less)
 
 
-def _sampled_bytes(deployment: Deployment, rules: VersionRules) -> int:
+def _sampled_bytes(deployment: Deployment, rules: VersionRules, beside: int) -> int:
     """Logits of all rows and what is sorted, or scaled, normed and drawn, of them.
+
+    `beside`: bytes of an entry beside its logit.
 
     With the Triton kernel each copy is an fp32 tensor of its own (0.26 `v1/sample`); what sorting
     takes was fitted to logs.
@@ -348,7 +358,7 @@ def _sampled_bytes(deployment: Deployment, rules: VersionRules) -> int:
     rows, item = sampled_rows(deployment), deployment.dtype.itemsize_bytes
     entries = weights.padded_vocab_size(deployment.model) * rows
     rejected = rules.rejection_bytes if deployment.speculation is not None else 0
-    beside = rules.sampler_bytes + rejected
+    beside += rejected
     if not rules.sampler_keeps_rows:
         return (item + beside) * entries + SORTED_ARGUMENT_BYTES * rows
     kept = entries // rows * min(deployment.gpu.num_sms or 132, rows)

@@ -32,7 +32,8 @@ class VersionRules:
     the compute dtype and scaled. `nests_scales`: the scales of bitsandbytes stay quantised.
     `marlin_capability`: the least compute capability of Marlin's kernels for GPTQ.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
-    top-k kernel keeps an fp32 row a multiprocessor; `rejection_bytes`: more of them where the
+    top-k kernel keeps an fp32 row a multiprocessor; `flashinfer_samples`: FlashInfer's
+    kernel does it instead, null: where it is installed; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
     `drops_images`: V0's profile has no images where its step is too short for a prompt of them,
@@ -91,6 +92,7 @@ class VersionRules:
     marlin_capability: float = 8.0
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
+    flashinfer_samples: bool | None = False
     rejection_bytes: int = 4
     keeps_experts_workspace: bool = False
     native_norms: bool = False
@@ -201,6 +203,7 @@ _V1 = replace(
     _V0,
     first=(0, 8),
     charges_whole_device=True,
+    flashinfer_samples=None,
     log_shape="two_lines",
     large_cards="hopper",
     small_card_seqs=1024,
@@ -240,7 +243,9 @@ _0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
 _0_11 = replace(
     _0_10_2, first=(0, 11), video_images=7, rotary_copies=5, graph_mode="full_and_piecewise"
 )
-_0_11_1 = replace(_0_11, first=(0, 11, 1), rotary_copies=3, gathers_parts=False)
+_0_11_1 = replace(
+    _0_11, first=(0, 11, 1), rotary_copies=3, gathers_parts=False, flashinfer_samples=False
+)
 _0_12 = replace(
     _0_11_1,
     first=(0, 12),

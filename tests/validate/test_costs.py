@@ -43,6 +43,7 @@ SAMPLES = {  # values that are not the defaults
     "async_scheduling": "no-async-scheduling",
     "v2_model_runner": "v2_model_runner=0",
     "estimate_cudagraphs": "estimate_cudagraphs=0",
+    "flashinfer_sampler": "flashinfer_sampler=1",
     "cpu_offload_gb": "cpu_offload_gb=2",
     "enable_chunked_prefill": "enable_chunked_prefill",
     "performance_mode": "performance_mode=throughput",

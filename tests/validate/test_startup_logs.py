@@ -463,3 +463,58 @@ def test_the_command_prints_a_line_of_json_a_file(tmp_path, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out)["id"] == "good"
     assert printed.err.count("\n") == 1 and "bad.log: no line about memory" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("said", "flag"),
+    [
+        ("Using FlashInfer for top-p & top-k sampling.", "flashinfer_sampler=1"),
+        (
+            "FlashInfer is not available. Falling back to the PyTorch-native implementation",
+            "flashinfer_sampler=0",
+        ),
+        (
+            "FlashInfer is available, but it is not enabled. Falling back to the PyTorch-native",
+            "flashinfer_sampler=0",
+        ),
+        (
+            "FlashInfer top-p/top-k sampling is available but disabled by default. Set",
+            "flashinfer_sampler=0",
+        ),
+        ("FlashInfer is not available on this platform", None),
+    ],
+)
+def test_which_sampler_an_engine_took_is_a_flag(said, flag):
+    text = f"INFO [topk_topp_sampler.py:50] {said}\nINFO Available KV cache memory: 5.01 GiB\n"
+
+    assert read_log(text, "a-log")["other_flags"] == flag
+
+
+ENGINE = "(EngineCore_0 pid=1812) INFO 09-04 01:02:54"
+WHOLE = [
+    "(APIServer pid=1671) INFO 09-04 01:02:21 [utils.py:326] non-default args: {'model_tag': "
+    "'Qwen2-7B-Instruct', 'port': 8081, 'model': 'Qwen2-7B-Instruct', 'max_model_len': 16384,"
+    " 'gpu_memory_utilization': 0.25}",
+    f"{ENGINE} [core.py:74] Initializing a V1 LLM engine (v0.10.1.1) with config:"
+    " model='Qwen2-7B-Instruct', dtype=torch.bfloat16, tensor_parallel_size=1, enforce_eager=False",
+    f"{ENGINE} [gpu_worker.py:276] Available KV cache memory: 5.01 GiB",
+    f"{ENGINE} [kv_cache_utils.py:849] GPU KV cache size: 93,872 tokens",
+]
+
+
+def test_lines_that_a_terminal_cut_are_whole():
+    """As copied from a window of 90 columns; dennislee22/vLLM-benchmarking has such logs."""
+    cut = "\n".join(whole[at : at + 90] for whole in WHOLE for at in range(0, len(whole), 90))
+    record = read_log(cut, "a-log")
+
+    assert record == read_log("\n".join(WHOLE), "a-log")
+    assert (record["gpu_memory_utilization"], record["tp"]) == (0.25, 1)
+    assert record["outputs"]["kv_tokens"] == 93_872
+
+
+def test_a_line_of_its_own_stays_one_where_lines_are_as_long_by_chance():
+    config = "INFO Initializing a V1 LLM engine (v0.10.0) with config: model='acme/m', "
+    text = "\n".join([f"{config}tensor_parallel_size={n}" for n in (1, 2, 4)])
+    text += "\nGPU KV cache size: 16 tokens"
+
+    assert read_log(text, "a-log")["tp"] == 4
