@@ -63,6 +63,8 @@ PRINTED_GIB = {
     "rtx_pro_6000": 94.97,
     "gb10": 121.63,
     "jetson_agx_orin": 29.96,
+    "jetson_agx_thor": 122.82,
+    "quadro_rtx_6000": 21.97,
 }
 
 

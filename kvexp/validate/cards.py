@@ -17,17 +17,25 @@ USABLE_SHARE = 0.985
 _SAME_MEMORY = {
     "a800": "a100",
     "h800": "h100",
+    "l20": "l40s",
     "l40": "l40s",
     "a10": "a10g",
     "gb200": "b200",
     "gb300": "b300",
     "mi350x": "mi355x",
+    "spark": "gb10",
 }
 _LEFT_OUT = {"rtx"}  # of names such as 3090
 _WINDOWS = {"wsl", "wsl2"}
 """Words of a Linux on Windows, whose driver reports all of a card."""
 
+_OTHERS = {"ti", "laptop", "mobile"}
+"""Words of a name whose card has another memory than the one without them."""
+
 _SIZE = re.compile(r"(\d+)\s*gb\b")
+_NOMINAL_GB = {"a30": 24, "a4000": 16, "a4500": 20, "mi210": 64, "mi300a": 128, "mi325x": 256}
+"""Cards that are sold in one size, of which no log was seen."""
+
 _TOLERANCE = 0.03
 _SAME_SIZE = 0.01
 
@@ -101,7 +109,9 @@ class Cards:
         totals = {option: self.total_gib(option) for option in self.known}
         if not words and total_gib is not None:
             return next((option for option in totals if totals[option] == total_gib), None)
-        whole = [option for option in self.known if _parts(option) <= words]
+        named = words & _OTHERS
+        whole = [o for o in self.known if _parts(o) <= words and named <= _parts(o)]
+        whole += [o for o in self.known if _words(str(self.known[o].get("name"))) == words]
         if whole or total_gib is None:
             return max(whole, key=lambda option: len(_parts(option)), default=None)
         fitting = [o for o in self.known if abs(totals[o] / total_gib - 1) < _TOLERANCE]
@@ -120,7 +130,7 @@ def _model(option: str) -> set[str]:
 def _words(text: str) -> set[str]:
     """Words of a text as an option writes them: `A100-80 GB` as `a100` and `80gb`."""
     lower = re.sub(r"(\d)(ti|super)\b", r"\1 \2", text.lower())
-    lower = re.sub(r"(\d)\s+gb\b", r"\1gb", lower)
+    lower = re.sub(r"\b(\d+)\s*gb?\b", r"\1gb", lower)
     return {_SAME_MEMORY.get(word, word) for word in re.findall(r"[a-z0-9]+", lower)}
 
 
@@ -150,6 +160,7 @@ def _unknown(
         assumed = f"gpu: only the total of {name!r} is known, its size has {link}"
         return Card(facts=facts | {"interconnect": link}, assumptions=(assumed,))
     sizes = [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
+    sizes = sizes or [_NOMINAL_GB[word] for word in words if word in _NOMINAL_GB]
     if not sizes:
         return None
     share = 1.0 if words & _WINDOWS else USABLE_SHARE

@@ -142,6 +142,16 @@ def test_an_engines_name_of_a_format(text, method):
         ("8x 44.39 GiB PCIe (L40S)", 44.39, "NVIDIA L40S"),
         (None, 150109880320 / GIB, "NVIDIA H200"),
         ("8 GB laptop GPU", 8.0, "8 GB laptop GPU"),
+        ("A800-80G", None, "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA Thor", None, "NVIDIA Thor"),
+        ("Jetson AGX Thor 128GB", None, "NVIDIA Thor"),
+        ("DGX Spark", None, "NVIDIA GB10"),
+        ("NVIDIA L20", None, "NVIDIA L40S"),
+        ("NVIDIA A10G", None, "NVIDIA A10G"),
+        ("RTX 4080 SUPER", None, "NVIDIA GeForce RTX 4080"),
+        ("RTX 3060 Ti 8GB", None, "RTX 3060 Ti 8GB"),
+        ("RTX 4090 Laptop GPU (16 GB)", None, "RTX 4090 Laptop GPU (16 GB)"),
+        ("A30", None, "A30"),
     ],
 )
 def test_a_text_means_a_card(text, total_gib, name):
@@ -179,6 +189,7 @@ def test_a_card_that_is_not_known_has_its_size_assumed():
     assert 23.5 * GIB < card.facts["total_bytes"] < 23.7 * GIB
     assert "24 GB-class pair" in card.assumptions[0]
     assert CARDS.find("AMD Radeon", None) is None
+    assert CARDS.find("RTX 3060 Ti", None) is None  # 8 GB, where the one without Ti has 12
 
 
 @pytest.mark.parametrize(
