@@ -112,6 +112,11 @@ class Cards:
         named = words & _OTHERS
         whole = [o for o in self.known if _parts(o) <= words and named <= _parts(o)]
         whole += [o for o in self.known if _words(str(self.known[o].get("name"))) == words]
+        sizes = _sizes(words)
+        if whole and total_gib is None and sizes:
+            of_size = [o for o in self.known if any(_is_size(totals[o], gb) for gb in sizes)]
+            related = [o for o in of_size if _parts(o) & words]
+            whole = [o for o in whole if o in of_size] or related
         if whole or total_gib is None:
             return max(whole, key=lambda option: len(_parts(option)), default=None)
         fitting = [o for o in self.known if abs(totals[o] / total_gib - 1) < _TOLERANCE]
@@ -125,6 +130,16 @@ def _parts(option: str) -> set[str]:
 
 def _model(option: str) -> set[str]:
     return {part for part in _parts(option) if not _SIZE.fullmatch(part)}
+
+
+def _sizes(words: set[str]) -> list[int]:
+    """The sizes that a text names, in GB."""
+    return [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
+
+
+def _is_size(total_gib: float, nominal_gb: int) -> bool:
+    """Whether a card with this total is sold as one of so many GB: a T4 has 14.56 of 16."""
+    return 0.88 < total_gib / nominal_gb < 1.03
 
 
 def _words(text: str) -> set[str]:
@@ -159,8 +174,7 @@ def _unknown(
             return Card(facts=facts, assumptions=(f"gpu: only the total of {name!r} is known",))
         assumed = f"gpu: only the total of {name!r} is known, its size has {link}"
         return Card(facts=facts | {"interconnect": link}, assumptions=(assumed,))
-    sizes = [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
-    sizes = sizes or [_NOMINAL_GB[word] for word in words if word in _NOMINAL_GB]
+    sizes = _sizes(words) or [_NOMINAL_GB[word] for word in words if word in _NOMINAL_GB]
     if not sizes:
         return None
     share = 1.0 if words & _WINDOWS else USABLE_SHARE

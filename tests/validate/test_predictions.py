@@ -152,6 +152,10 @@ def test_an_engines_name_of_a_format(text, method):
         ("RTX 3060 Ti 8GB", None, "RTX 3060 Ti 8GB"),
         ("RTX 4090 Laptop GPU (16 GB)", None, "RTX 4090 Laptop GPU (16 GB)"),
         ("A30", None, "A30"),
+        ("H20 141GB", None, "NVIDIA H20-3e"),
+        ("H20-96G", None, "NVIDIA H20"),
+        ("RTX 3080 20GB", None, "RTX 3080 20GB"),
+        ("4x RTX 3090 24GB, 96 GB in all", None, "NVIDIA GeForce RTX 3090"),
     ],
 )
 def test_a_text_means_a_card(text, total_gib, name):
