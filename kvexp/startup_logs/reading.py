@@ -12,7 +12,7 @@ from kvexp.startup_logs.lmdeploy import LMDEPLOY
 from kvexp.startup_logs.options import human_int, inside, items, served, words, written
 from kvexp.startup_logs.sglang import SGLANG
 from kvexp.startup_logs.tensorrt_llm import TENSORRT_LLM
-from kvexp.startup_logs.text import unwrapped
+from kvexp.startup_logs.text import lines_within, unwrapped
 from kvexp.startup_logs.vllm import VLLM
 
 DIALECTS = (VLLM, SGLANG, TENSORRT_LLM, LMDEPLOY)
@@ -21,7 +21,7 @@ _BY_ENGINE = {dialect.engine: dialect for dialect in DIALECTS}
 _OF_THE_MACHINE = ("engine_version", "gpu", "gpu_total_gib")
 """Inputs that the next start in a log has too."""
 
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # colours, and how a terminal clears a line
 _MEMORY = ("available_kv_gib", "weights_gib", "non_torch_gib", "activation_peak_gib")
 
 
@@ -55,7 +55,8 @@ def read_log(text: str, name: str) -> dict[str, Any]:
     Raises:
         UnreadableLog: no figure that a known engine prints was found.
     """
-    plain = unwrapped(_COLOURS.sub("", text).replace("\\\n", " ").replace("\r", "\n"))
+    said = _CONTROLS.sub("", lines_within(text))
+    plain = unwrapped(said.replace("\\\n", " ").replace("\r", "\n"))
     found = [_Reading(dialect) for dialect in DIALECTS]
     for reading in found:
         reading.read(plain)

@@ -1,6 +1,7 @@
 """Text files as engines, editors and shells write them."""
 
 import codecs
+import json
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,9 @@ _BEGINS = re.compile(
 _FULL, _FEWEST = 0.85, 3
 """Lines are cut at one width, but for colours, which are counted and then gone."""
 
+_MESSAGES = ("log", "message", "msg", "MESSAGE", "line")
+"""Keys of the line itself where Docker, journald or a collector keeps a log as JSON."""
+
 
 def read_text(path: Path, errors: str = "replace") -> str:
     """A file in UTF-8, or in UTF-16 where it begins so, as PowerShell writes one.
@@ -26,6 +30,22 @@ def read_text(path: Path, errors: str = "replace") -> str:
     data = path.read_bytes()
     is_wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return data.decode("utf-16" if is_wide else "utf-8-sig", errors)
+
+
+def lines_within(text: str) -> str:
+    """A log that is kept as JSON, an object a line, as the lines that were printed."""
+    return "\n".join(map(_printed, text.split("\n")))
+
+
+def _printed(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    texts = (found[key] for key in _MESSAGES if isinstance(found.get(key), str))
+    return next(texts, line).removesuffix("\n")
 
 
 def unwrapped(text: str) -> str:

@@ -440,7 +440,7 @@ def test_blocks_for_fewer_requests_than_allowed_are_a_kind_of_refusal():
 def test_colours_and_commands_over_several_lines_are_read():
     text = "$ vllm serve \\\n  Qwen/Qwen3-8B \\\n  --gpu-memory-utilization 0.85 \\\n"
     text += "  --max-num-seqs=8\n"
-    text += "\x1b[36m(EngineCore pid=1)\x1b[0m INFO GPU KV cache size: 10,032 tokens\n"
+    text += "\x1b[36m(EngineCore pid=1)\x1b[0m INFO GPU KV cache size:\x1b[K 10,032 tokens\n"
     record = read_log(text, "a-log")
 
     assert record["model"] == "Qwen/Qwen3-8B"
@@ -518,3 +518,14 @@ def test_a_line_of_its_own_stays_one_where_lines_are_as_long_by_chance():
     text += "\nGPU KV cache size: 16 tokens"
 
     assert read_log(text, "a-log")["tp"] == 4
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda line: {"log": f"{line}\n", "stream": "stderr"}, lambda line: {"message": line}]
+)
+def test_a_log_kept_as_json_is_read_as_it_was_printed(kept):
+    sizes = "compilation_config={'cudagraph_capture_sizes': [1, 2, 4]}"
+    printed = V1_12.replace("kv_cache_dtype=auto", f"kv_cache_dtype=auto, {sizes}")
+    as_json = "\n".join(json.dumps(kept(line)) for line in printed.splitlines())
+    assert read_log(as_json, "start") == read_log(printed, "start")
+    assert "cudagraph_capture_sizes=[1, 2, 4]" in read_log(as_json, "start")["other_flags"]
