@@ -1,6 +1,9 @@
 """`python -m kvexp`."""
 
-from kvexp.cli import main
+from kvexp.interrupt import in_one_line
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        from kvexp.cli import main
+
+        main()

@@ -18,10 +18,11 @@ from kvexp.errors import ProfilerUnavailable, RequestError
 from kvexp.explain import CONFIG_ERRORS, explain, is_users_mistake
 from kvexp.facts import config_folders, with_model_ids
 from kvexp.grammar import flags_first, keep_version_text
+from kvexp.interrupt import INTERRUPTED
 from kvexp.point import Point, compose_point
 from kvexp.results import Result, Status
 
-OK, SOME_NOT_OK, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+OK, SOME_NOT_OK, WRONG_REQUEST = 0, 1, 2
 
 
 class Command:

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM end a running point, never the keeping of a result."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,18 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+"""The exit status of what a signal ended."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """A program that Ctrl-C ends says so in one line, also while its modules load for seconds."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("kvexp: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 class Interrupt:

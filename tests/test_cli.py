@@ -365,6 +365,20 @@ def wait_for(path, seconds=60):
     return path.read_text()
 
 
+@pytest.mark.parametrize("module", ["kvexp", "kvexp.validate"])
+def test_an_interrupt_while_modules_load_is_one_line(module, tmp_path):
+    (tmp_path / "hydra.py").write_text("raise KeyboardInterrupt\n")
+    (tmp_path / "omegaconf.py").write_text("raise KeyboardInterrupt\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", module],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, "kvexp: interrupted\n")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow's own imports, in this process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

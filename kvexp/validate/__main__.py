@@ -1,6 +1,9 @@
 """`python -m kvexp.validate`."""
 
-from kvexp.validate.command import main
+from kvexp.interrupt import in_one_line
 
 if __name__ == "__main__":
-    main()
+    with in_one_line():
+        from kvexp.validate.command import main
+
+        main()

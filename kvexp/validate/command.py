@@ -11,21 +11,18 @@ from typing import Any
 from kvexp import record, tracking
 from kvexp.arguments import ArgumentParser
 from kvexp.errors import RequestError
-from kvexp.interrupt import Interrupt
+from kvexp.interrupt import INTERRUPTED, Interrupt
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 from kvexp.validate import case, kept, output, page, pictures, report, score
 from kvexp.validate.predict import predict
 
-OK, BELOW_THRESHOLD, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+OK, BELOW_THRESHOLD, WRONG_REQUEST = 0, 1, 2
 MOST_PROBLEMS = 10
 
 
 def main() -> None:
     """Run `python -m kvexp.validate`; ends the process with its exit status."""
-    try:
-        sys.exit(run(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(_say("interrupted", INTERRUPTED))
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
