@@ -226,9 +226,12 @@ class Model:
 
     @property
     def checkpoint(self) -> str:
-        """What an engine opens: the Hugging Face id, or the folder or GGUF file of `path`."""
+        """What an engine opens: the Hugging Face id, or the folder or GGUF file of `path`.
+
+        An id may name a part of its repository behind `#`, which no engine knows.
+        """
         if self.path is None:
-            return self.hf_id
+            return self.hf_id.partition("#")[0]
         path = Path(self.path)
         return str(path.parent if path.suffix in (".json", ".safetensors") else path)
 

@@ -226,6 +226,13 @@ def test_a_checkpoint_is_served_from_its_path(tmp_path, name, file):
     assert shlex.split(result.effective["flags"])[:3] == ["vllm", "serve", str(folder)]
 
 
+def test_a_part_of_a_repository_is_no_name_of_one():
+    result = kvexp.run(["model=gemma3_4b", "gpu=h100"])
+
+    assert " google/gemma-3-4b-it --" in result.effective["flags"]
+    assert any("google/gemma-3-4b-it is gemma3_4b_vision" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("name", ["w4a16", "w8a8", "awq", "gptq", "mxfp4", "nvfp4"])
 def test_a_format_that_a_checkpoint_states_has_no_flag(name):
     result = kvexp.run([*LLAMA, f"quantization={name}"])
