@@ -314,3 +314,25 @@ def test_bitsandbytes_takes_the_matrices_of_an_encoder_too():
     merger = (5120 * 5120 + 5120 * 2048) * (2 - 0.5 - 4 / 64)
     assert part.size_bytes - merger == pytest.approx(2.5988 * 2**30, rel=0.003)
     assert part.low_bytes <= 2.5988 * 2**30
+
+
+CARDS = {  # card, format, release, from which compute capability on
+    "awq on Volta": ("v100_32gb", "quantization=awq", "0.26.0", "awq weights from", 7.5),
+    "Marlin's from Ampere on": ("t4", "quantization=fp8", "0.13.0", "fp8 weights from", 8.0),
+    "and from 0.14 on Turing": ("t4", "quantization=fp8", "0.14.0", None, None),
+    "experts in mxfp4": ("v100_32gb", "model=gpt_oss_20b", "0.26.0", "mxfp4 weights from", 8.0),
+    "gptq on Volta": ("v100_32gb", "quantization=gptq", "0.26.0", None, None),
+    "no wheel for Pascal": ("p100_16gb", "tp=2", "0.6.3", "models from", 7.0),
+    "no capability on AMD": ("mi300x", "quantization=awq", "0.26.0", None, None),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_weights_that_no_wheel_takes_on_a_card_are_named(name):
+    """vLLM: `get_min_capability` of each format; vllm-project/vllm#4202 has the refusal of awq."""
+    card, override, version, what, least = CARDS[name]
+    result = kvexp.run(["model=llama3_8b", override, f"gpu={card}", f"engine.version={version}"])
+
+    said = [note for note in result.notes if "compute capability" in note]
+    assert len(said) == (what is not None)
+    assert all(f"takes {what} compute capability {least} on" in note for note in said)

@@ -252,6 +252,7 @@ class Vllm(Engine):
             *(offloaded, flags.note(deployment), multimodal.note(deployment, profiled=profiled)),
             *states.notes(deployment, prefixes),
             *kv_formats.notes(deployment),
+            *notes.of_card(deployment, marlin_capability=rules.marlin_capability),
         )
         return replace(
             deployment,

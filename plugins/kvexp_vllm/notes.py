@@ -1,6 +1,13 @@
 """What is assumed of a model where its config or the user says nothing."""
 
-from kvexp.contract import Knobs, Model, weights
+from kvexp.contract import Deployment, Knobs, Model, weights
+
+LEAST_CAPABILITY = 7.0
+"""The least compute capability that vLLM's wheels are built for."""
+
+_NEEDED = {"awq": 7.5, "w8a8": 7.5, "mxfp4": 8.0}
+_OF_MARLIN = ("fp8", "w4a16", "nvfp4")
+"""Formats that older cards have Marlin's kernels alone for."""
 
 
 def of_model(model: Model) -> list[str]:
@@ -24,4 +31,22 @@ def of_replicas(knobs: Knobs, *, expert_parallel: bool) -> list[str]:
     return [
         f"{moe.num_experts} experts are dealt out to {ranks} ranks unevenly: figures are of the"
         " first replica, which holds the most"
+    ]
+
+
+def of_card(deployment: Deployment, *, marlin_capability: float) -> list[str]:
+    """What no wheel of vLLM starts on a card: `get_min_capability` of each format's class."""
+    gpu, moe = deployment.gpu, deployment.model.moe
+    if gpu.compute_capability is None:
+        return []
+    quantized = deployment.quantization
+    stored = {quantized.name if quantized else None, moe.format if moe else None} - {None}
+    needed = _NEEDED | dict.fromkeys(_OF_MARLIN, marlin_capability)
+    known = [(needed[name], f"{name} weights") for name in stored if name in needed]
+    least, what = max([(LEAST_CAPABILITY, "models"), *known])
+    if float(gpu.compute_capability) >= least:
+        return []
+    return [
+        f"vLLM {deployment.engine_version} takes {what} from compute capability {least:.1f} on,"
+        f" {gpu.name} has {gpu.compute_capability}: only a build of one's own starts here"
     ]
