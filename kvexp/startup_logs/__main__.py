@@ -13,10 +13,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print one record a file; the status is 2 where a file is no start-up log."""
     parser = ArgumentParser(prog="python -m kvexp.startup_logs", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("--gpu", metavar="CARD", help="the card of logs that name none")
+    options = parser.parse_args(arguments)
     status = 0
-    for path in parser.parse_args(arguments).files:
+    for path in options.files:
         try:
-            print(json.dumps(read_log(read_text(path), path.stem)))
+            print(json.dumps(read_log(read_text(path), path.stem, options.gpu)))
         except (OSError, UnreadableLog) as error:
             reason = getattr(error, "strerror", None) or error
             print(f"kvexp: {path}: {reason}", file=sys.stderr)

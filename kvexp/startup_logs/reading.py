@@ -46,11 +46,12 @@ class UnreadableLog(ValueError):
     """Nothing in a text is a line of an engine that is known."""
 
 
-def read_log(text: str, name: str) -> dict[str, Any]:
+def read_log(text: str, name: str, gpu: str | None = None) -> dict[str, Any]:
     """The record of a start-up log; of several starts in one text, of the last one.
 
-    `name` becomes the record's id. Where ranks print their own figures, those of the rank with the
-    least memory for its cache are taken, and `extra.per_rank` keeps all.
+    `name` becomes the record's id, `gpu` is the card where the log names none. Where ranks print
+    their own figures, those of the rank with the least memory for its cache are taken, and
+    `extra.per_rank` keeps all.
 
     Raises:
         UnreadableLog: no figure that a known engine prints was found.
@@ -67,7 +68,10 @@ def read_log(text: str, name: str) -> dict[str, Any]:
         raise UnreadableLog(
             f"no line about memory or capacity of {engines} was found in {count} lines"
         )
-    return best.record(name)
+    record = best.record(name)
+    if gpu is not None and record["gpu"] is None:
+        record |= {"gpu": gpu, "explicit": [*record["explicit"], "gpu"]}
+    return record
 
 
 @dataclass

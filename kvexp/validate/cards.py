@@ -95,6 +95,10 @@ class Cards:
         """What a card has in all."""
         return _gib_of(self.known[option])
 
+    def knows(self, text: str) -> bool:
+        """Whether a text means a card, or one that is sold in several sizes."""
+        return self.find(text, None) is not None or bool(self.sizes(text))
+
     def sizes(self, text: str | None) -> tuple[str, ...]:
         """Options of a card that is sold in several sizes, of which a text names none; by size."""
         words = _words(text or "")

@@ -15,6 +15,7 @@ from kvexp.interrupt import INTERRUPTED, Interrupt
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 from kvexp.validate import case, kept, output, page, pictures, report, score
 from kvexp.validate.predict import predict
+from kvexp.validate.request import Known
 
 OK, BELOW_THRESHOLD, WRONG_REQUEST = 0, 1, 2
 MOST_PROBLEMS = 10
@@ -46,9 +47,12 @@ def _run(options: Namespace) -> int:
     for path in filter(None, (options.json, options.page, options.picture)):
         _refuse_unwritable(path)
     store = None if options.mlflow is None else kept.open_store(options.mlflow)
+    if options.gpu is not None and not Known.here().cards.knows(options.gpu):
+        raise RequestError(f"--gpu {options.gpu} names no card; see python -m kvexp.list gpus")
     stems = [path.stem for path in options.log]
     logs = [(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in options.log]
-    files = [*map(_read, options.files), *(_read_log(path, name) for path, name in logs)]
+    read = (_read_log(path, name, options.gpu) for path, name in logs)
+    files = [*map(_read, options.files), *read]
     problems = [problem for found in files for problem in _first(found.problems)]
     cases = [each for found in files for each in found.cases]
     names = [str(path) for path in (*options.files, *options.log)]
@@ -137,10 +141,10 @@ def _read(path: Path) -> case.Records:
     return case.read(io.StringIO(text, newline=None), str(path))
 
 
-def _read_log(path: Path, name: str) -> case.Records:
-    """The one record of a raw log; `name` is its id."""
+def _read_log(path: Path, name: str, gpu: str | None) -> case.Records:
+    """The one record of a raw log; `name` is its id, `gpu` its card if it names none."""
     try:
-        found = read_log(read_text(path), name)
+        found = read_log(read_text(path), name, gpu)
         return case.Records(cases=(case.case_of(found),), problems=())
     except OSError as error:
         return _unreadable(path, error)
@@ -195,6 +199,7 @@ def _parser() -> ArgumentParser:
         metavar="FILE",
         help="a raw start-up log of vLLM, SGLang, TensorRT-LLM or LMDeploy; may be repeated",
     )
+    parser.add_argument("--gpu", metavar="CARD", help="the card of logs that name none")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write cases and summary here")
     parser.add_argument(
         "--check",

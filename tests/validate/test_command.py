@@ -115,6 +115,21 @@ def test_a_raw_log_is_a_case(few, capsys):
     assert case["logged"]["kv_tokens"] == 158656
 
 
+def test_the_card_of_a_log_that_names_none_is_given(few, tmp_path, capsys):
+    (tmp_path / "start.log").write_text(LOG)
+    (tmp_path / "told.log").write_text(f"GPU 0: NVIDIA H200\n{LOG}")
+    logs = ["--log=start.log", "--log=told.log", "--json=out.json"]
+
+    assert command.run([*logs, "--gpu=RTX 3090"]) == 0
+    given, told = json.loads(Path("out.json").read_text())["cases"]
+    assert "gpu: rtx_3090's total of the catalogue" in given["assumptions"]
+    assert "gpu: h200's total of the catalogue" in told["assumptions"]
+
+    assert command.run([*logs, "--gpu=nothing"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "kvexp: --gpu nothing names no card; see python -m kvexp.list gpus"
+
+
 def test_flags_of_a_raw_log_are_part_of_the_prediction(few):
     given = (
         "INFO 04-24 16:32:00 [utils.py:253] non-default args: {'model': 'x', 'enable_lora': True,"
