@@ -1,11 +1,11 @@
-"""What kvexp adds to Hydra's grammar: versions stay text, and -m may stand anywhere."""
+"""What kvexp adds to Hydra's grammar: versions and names stay text, and -m may stand anywhere."""
 
 import re
 from collections.abc import Iterable
 
 from kvexp.errors import RequestError, nearest
 
-_VERSION = re.compile(r"(engine\.version)=([\w.,+-]+)")
+_TEXT = re.compile(r"(?:engine\.version=[\w.,+-]+|(?:gpu|model)=\d+)")
 _SWITCHES = (
     *("-m", "--multirun", "-r", "--run", "-h", "--help", "--hydra-help", "--version"),
     *("--resolve", "-sc", "--shell-completion"),
@@ -45,20 +45,23 @@ _WITH_VALUE: dict[str, tuple[str, ...]] = {
 
 
 def keep_version_text(overrides: Iterable[str]) -> list[str]:
-    """Quote every value of engine.version: Hydra would read 0.20 as the number 0.2."""
+    """Quote every value of engine.version: Hydra would read 0.20 as the number 0.2.
+
+    A name of digits alone too, such as gpu=4090, so that it is looked for like any other.
+    """
     kept = []
     for override in overrides:
-        match = _VERSION.fullmatch(override)
-        if match:
-            values = ",".join(f"'{value}'" for value in match[2].split(","))
-            override = f"{match[1]}={values}"
+        if _TEXT.fullmatch(override):
+            key, _, given = override.partition("=")
+            values = ",".join(f"'{value}'" for value in given.split(","))
+            override = f"{key}={values}"
         kept.append(override)
     return kept
 
 
 def shown(override: str) -> str:
-    """An override as a person would type it: versions without the quotes added here."""
-    match = re.fullmatch(r"(engine\.version)='([^']*)'", override)
+    """An override as a person would type it: texts without the quotes added here."""
+    match = re.fullmatch(r"(engine\.version|gpu|model)='([^']*)'", override)
     return f"{match[1]}={match[2]}" if match else override
 
 

@@ -1,6 +1,6 @@
-"""``python -m kvexp.plan < CASES``: KV-cache cases in, answers out, one JSON object a line.
+"""`python -m kvexp.plan < CASES`: KV-cache cases in, answers out, one JSON object a line.
 
-A case that cannot be is answered with ``invalid_case`` and the reason; the other lines are
+A case that cannot be is answered with `invalid_case` and the reason; the other lines are
 answered all the same and the exit status stays 0.
 """
 

@@ -33,6 +33,7 @@ REFUSED = [
     (["model=llama3_8b,phi4"], "add -m to sweep over them\n"),
     (["~gpu"], "a value is missing: gpu"),
     (["gpu=null"], "a group takes one option name"),
+    (["gpu=4090"], "gpu=4090 does not exist; did you mean rtx_4090?"),
     (["-m", "sweep=util,block_size"], "sweep takes one preset"),
     (["-m", "util=range(1,0)"], "the sweep is empty"),
     (["-m", "tracking.experiment=a,b", "tracking=mlflow"], "tracking cannot be swept over"),
@@ -163,10 +164,14 @@ def test_a_command_beside_the_runner_ends_with_one_line(main, arguments, message
 
 @pytest.mark.parametrize(
     ("word", "near"),
-    [("llama3", "llama3_8b"), ("Qwen3_8", "qwen3_8b"), ("h1000", "h100"), ("qwen3-8b", "qwen3_8b")],
+    [
+        *(("llama3", "llama3_8b"), ("Qwen3_8", "qwen3_8b"), ("h1000", "h100")),
+        *(("qwen3-8b", "qwen3_8b"), ("h100_80gb", "h100"), ("4090", "rtx_4090")),
+    ],
 )
 def test_what_begins_with_a_word_is_nearest_to_it(word, near):
     known = ["h100", "llama_30b", "llama3_8b", "llama3_70b", "qwen3_8b", "qwen35_397b_a17b"]
+    known += ["a100_80gb", "rtx_4090_48gb", "rtx_4090"]
 
     assert nearest(word, known) == f"; did you mean {near}?"
 

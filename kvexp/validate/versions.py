@@ -38,7 +38,8 @@ def find(engine: str, text: str | None, capability: float | None) -> Version:
         what = f"the V0 engine's for compute capability {capability:.1f}, which V1 does not run on"
         return Version(text=LAST_V0, assumptions=(f"engine_version: {what}",))
     if not releases:
-        return Version(text=None, assumptions=(f"engine_version: {text!r} names no release",))
+        why = f"{text!r} names no release" if text else "not known"
+        return Version(text=None, assumptions=(f"engine_version: {why}, kvexp's default instead",))
     release = releases[-1]
     numbers = ".".join(str(each) for each in release)
     notes = [f"engine_version: {numbers} of {text!r}"] if len(releases) > 1 else []
