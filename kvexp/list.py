@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvexp import registry
-from kvexp.arguments import ArgumentParser
+from kvexp.arguments import ArgumentParser, cannot_go_on
 from kvexp.errors import InvalidValue, ProfilerUnavailable, RequestError
 from kvexp.profiler import Profiler
 from kvexp.request import Gpu, Model
@@ -46,9 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in options.section or SECTIONS:
             console.print(makers[name](folders))
+        sys.stdout.flush()
     except RequestError as error:
         print(f"kvexp: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        return cannot_go_on(error)
     return 0
 
 

@@ -7,12 +7,11 @@ answered all the same and the exit status stays 0.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any
 
-from kvexp.arguments import ArgumentParser
+from kvexp.arguments import ArgumentParser, cannot_go_on
 from kvexp.kv import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -100,13 +99,15 @@ def _encode(answer: dict[str, Json]) -> str:
 
 
 def main() -> int:
-    """Answer standard input on standard output; the status is 0 whatever the cases say."""
+    """Answer standard input on standard output; the status is 0 whatever the cases say.
+
+    It is 2 where either of them fails.
+    """
     ArgumentParser(prog="python -m kvexp.plan", description=__doc__).parse_args()
     try:
         run(sys.stdin.buffer, sys.stdout)
-    except BrokenPipeError:
-        # The reader left. Keep the interpreter from complaining when it closes the stream.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return cannot_go_on(error)
     except KeyboardInterrupt:
         return 130
     return 0

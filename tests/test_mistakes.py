@@ -371,3 +371,21 @@ def test_an_interrupted_sweep_leaves_no_run_behind_that_still_runs(tmp_path, sig
     (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
     assert parent.info.status == "KILLED"
     assert next((tmp_path / "outputs").rglob("table.csv")).exists()
+
+
+@pytest.mark.parametrize("module", ["kvexp.list", "kvexp.plan", "kvexp.startup_logs"])
+def test_an_output_that_is_full_is_one_line(module, tmp_path):
+    log = tmp_path / "start.log"
+    log.write_text("INFO [kv_cache_utils.py:634] GPU KV cache size: 158,656 tokens\n")
+    given = {"kvexp.list": ["engines"], "kvexp.startup_logs": [str(log)]}.get(module, [])
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", module, *given],
+            input="{}\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    said = "kvexp: cannot go on: No space left on device\n"
+    assert (ended.returncode, ended.stderr) == (2, said)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvexp.arguments import ArgumentParser
+from kvexp.arguments import ArgumentParser, cannot_go_on
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 
 
@@ -18,11 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     for path in options.files:
         try:
-            print(json.dumps(read_log(read_text(path), path.stem, options.gpu)))
+            record = json.dumps(read_log(read_text(path), path.stem, options.gpu))
         except (OSError, UnreadableLog) as error:
             reason = getattr(error, "strerror", None) or error
             print(f"kvexp: {path}: {reason}", file=sys.stderr)
             status = 2
+            continue
+        try:
+            print(record, flush=True)
+        except OSError as error:
+            return cannot_go_on(error)
     return status
 
 
