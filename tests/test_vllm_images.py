@@ -233,6 +233,29 @@ def test_a_long_video_takes_most_of_a_card_in_0_11(video, logged, error):
     assert result.budget.available_bytes == pytest.approx(logged * GIB, rel=error)
 
 
+def test_a_video_of_qwen3_vl_is_kept_as_long_as_its_times_count_in_0_11_and_0_12():
+    """Four RTX 3090 whose log reads `encoder cache budget of 153600 tokens` and `1 video items`."""
+    asked = "model=qwen3_vl_30b_a3b gpu=rtx_3090 tp=4 engine.flashinfer_sampler=false"
+    asked += " max_model_len=65536 max_num_batched_tokens=2048"
+    of_0_11, of_0_12, of_0_13, pictured, short = (
+        kvexp.run([*asked.split(), *more.split()])
+        for more in (
+            "engine.version=0.11.0",
+            "engine.version=0.12.0",
+            "engine.version=0.13.0",
+            "engine.version=0.11.0 mm.limits.video=0",
+            "engine.version=0.11.0 max_model_len=16199",
+        )
+    )
+
+    assert of_0_11.budget.available_bytes == pytest.approx(2.31 * GIB, rel=0.03)
+    kept = 4 * 2048 * 2  # a row of the output: the hidden size, and as much for each of 3 layers
+    peaks = [r.profile.activation_bytes for r in (of_0_11, of_0_12, of_0_13, pictured, short)]
+    assert min(peaks[:2]) > kept * 153_600 > peaks[2]
+    assert peaks[3] < peaks[2]
+    assert peaks[0] - peaks[4] >= kept * (153_600 - 151_250)  # two frames of 12,100 tokens
+
+
 def test_a_prompt_of_whisper_has_one_audio_whatever_is_asked():
     asked = "gpu=h200 model=whisper_large_v3 engine.version=0.8.5-v0"
     one, many = (

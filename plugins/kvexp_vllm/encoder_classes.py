@@ -50,6 +50,9 @@ MASKED = ("Idefics3", "SmolVLM")
 COPIED = (*MASKED, "MiniCPMO", "MiniCPMV", "Phi4MM")
 """Classes that copy what the encoder takes, into one tensor or without what is padding."""
 
+TIMED = ("Qwen3VL",)
+"""Classes whose videos are written with the time of each frame."""
+
 BY_LIMITS = ("Keye",)
 """Classes whose video is what the length leaves beside as many images as a request may have."""
 

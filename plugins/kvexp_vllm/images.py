@@ -20,19 +20,28 @@ MERGING = ("Qwen2VL", "Qwen2_5_VL")
 (`get_input_embeddings_v0`); they keep the pixels as they came and as one tensor."""
 
 
+TIMED_TOKENS = 12.5
+TWO_FRAMES_TOKENS, THREE_FRAMES_TOKENS, LONG_VIDEO_TOKENS = 12_100, 16_200, 12_288
+"""Tokens of a video of Qwen3-VL whose frames have 25,165,824 pixels together, three of them filled
+up to four after they are made smaller; and of each as it counts with the times between frames
+(0.11 `models/qwen3_vl.py: get_max_video_tokens`), though an output has none for these."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Images:
     """Images of a profile run, a video as so many: all that are held, and the most in one forward.
 
     V0 runs one prompt with every kind of item a sequence, `sequences` of `tokens` each; V1 as many
     of the largest item as the step's tokens hold, beside a step of text. An item is as much as
-    `of_item` images, or frames of a video; `encoder` has the sizes of one.
+    `of_item` images, or frames of a video; `encoder` has the sizes of one. `kept_tokens`: rows that
+    the cache of outputs has of an item, where they are filled up.
     """
 
     encoder: Encoder | None = None
     held: int = 0
     encoded: int = 0
     of_item: int = 1
+    kept_tokens: int = 0
     sequences: int | None = None
     tokens: int = 0
 
@@ -86,11 +95,28 @@ def _items_of_v1(
         of_item = 1
         if video * encoder.frame_tokens >= pictured:
             unit, of_item = _frame(encoder), video
-    tokens = of_item * unit.tokens_per_item
+    if timed := rules.times_videos and bool(limits.get("video", 0)) and _writes_times(deployment):
+        unit, of_item = _timed_video(deployment, encoder), 1
+    rows = tokens = of_item * unit.tokens_per_item
+    if timed:
+        tokens = int(rows * TIMED_TOKENS)
     budget = max(deployment.max_num_batched_tokens, tokens)
     items = -(-budget // tokens) if rules.rounds_items_up else budget // tokens
     count = of_item * min(items, deployment.max_num_seqs * max(limits.values()))
-    return Images(encoder=unit, held=count, encoded=count, of_item=of_item)
+    kept = {"budget": budget, "item": tokens, "none": rows}[rules.fills_outputs]
+    return Images(encoder=unit, held=count, encoded=count, of_item=of_item, kept_tokens=kept)
+
+
+def _writes_times(deployment: Deployment) -> bool:
+    return deployment.model.architecture.startswith(encoder_classes.TIMED)
+
+
+def _timed_video(deployment: Deployment, encoder: Encoder) -> Encoder:
+    """The longest video, of as many frames as there may be where the length holds three of them."""
+    long = deployment.max_model_len >= THREE_FRAMES_TOKENS
+    tokens = LONG_VIDEO_TOKENS if long else TWO_FRAMES_TOKENS
+    patches = tokens * encoder.patches_per_item // encoder.tokens_per_item
+    return replace(encoder, tokens_per_item=tokens, patches_per_item=patches)
 
 
 def _frame(encoder: Encoder) -> Encoder:
@@ -142,8 +168,10 @@ def held_bytes(deployment: Deployment, rules: VersionRules, images: Images) -> i
     assert encoder is not None
     size = encoders.kept_bytes(deployment, rules, images.held)
     if not _merges(deployment, rules):
-        size += _output_bytes(deployment, images.held)
-        size += encoders.deepstack_bytes(deployment, images.held)
+        outputs = _output_bytes(deployment, images.held)
+        outputs += encoders.deepstack_bytes(deployment, images.held)
+        rows = images.of_item * encoder.tokens_per_item
+        size += outputs * max(images.kept_tokens, rows) // rows
     return size + _pixel_bytes(deployment, rules, images)
 
 

@@ -40,7 +40,10 @@ class VersionRules:
     but for classes (`keeps_images`) whose prompt is then as long as its images.
     `rounds_items_up`: V1's profile has a last item that its step holds a part of alone.
     `video_images`: a video is as much as so many images at most, `video_beside_images`: and as the
-    length has room for beside images; `reads_frames`: videos of frames that are not images.
+    length has room for beside images; `reads_frames`: videos of frames that are not images;
+    `times_videos`: the times written between frames count as many tokens each as a frame's.
+    `fills_outputs`: the profile's cache has as many rows of each item's output as the encoder's
+    `budget` or a largest `item` counts tokens, or `none` more than there are.
     `pixel_bytes`: of a number of an image, where it is not of the compute dtype; `joins_pixels`:
     the items' pixels come apart and are joined; `gathers_parts`: an encoder of windows gathers its
     projections as a list that is joined;
@@ -114,6 +117,8 @@ class VersionRules:
     rounds_items_up: bool = False
     video_images: int = 8
     video_beside_images: bool = True
+    times_videos: bool = False
+    fills_outputs: str = "none"
     reads_frames: bool = False
     chunks_frames: bool = False
     one_hot_positions: bool = True
@@ -241,7 +246,13 @@ _0_10_1 = replace(
 )
 _0_10_2 = replace(_0_10_1, first=(0, 10, 2), video_beside_images=False)
 _0_11 = replace(
-    _0_10_2, first=(0, 11), video_images=7, rotary_copies=5, graph_mode="full_and_piecewise"
+    _0_10_2,
+    first=(0, 11),
+    video_images=7,
+    times_videos=True,
+    fills_outputs="budget",
+    rotary_copies=5,
+    graph_mode="full_and_piecewise",
 )
 _0_11_1 = replace(
     _0_11, first=(0, 11, 1), rotary_copies=3, gathers_parts=False, flashinfer_samples=False
@@ -249,6 +260,7 @@ _0_11_1 = replace(
 _0_12 = replace(
     _0_11_1,
     first=(0, 12),
+    fills_outputs="item",
     turns_queries_in_dtype=True,
     lora_extra_vocab=0,
     lora_experts=True,
@@ -258,7 +270,9 @@ _0_12 = replace(
     may_not_chunk=True,
     graph_stride=16,
 )
-_0_13 = replace(_0_12, first=(0, 13), graphs_of_drafts=True)
+_0_13 = replace(
+    _0_12, first=(0, 13), times_videos=False, fills_outputs="none", graphs_of_drafts=True
+)
 _0_14 = replace(_0_13, first=(0, 14), requested_is_whole=True, marlin_capability=7.5)
 _0_15 = replace(_0_14, first=(0, 15), skips_towers=True)
 _0_17 = replace(
