@@ -336,3 +336,17 @@ def test_weights_that_no_wheel_takes_on_a_card_are_named(name):
     said = [note for note in result.notes if "compute capability" in note]
     assert len(said) == (what is not None)
     assert all(f"takes {what} compute capability {least} on" in note for note in said)
+
+
+@pytest.mark.parametrize(
+    ("card", "batch"), [("a100_80gb", (2048, 256)), ("a800_80gb", (8192, 1024))]
+)
+def test_an_a800_is_no_a100_by_its_name(card, batch):
+    """Four A800 (0.13.0rc2) have 9.38 GiB for MiniMax-M2's cache; with an A100's steps 14.1."""
+    asked = ["model=minimax_m2", "tp=4", "engine.version=0.13.0", "max_model_len=8192"]
+    result = kvexp.run([*asked, f"gpu={card}"])
+
+    effective = result.effective
+    assert (effective["max_num_batched_tokens"], effective["max_num_seqs"]) == batch
+    if card == "a800_80gb":
+        assert result.budget.available_bytes / 2**30 == pytest.approx(9.38, rel=0.005)

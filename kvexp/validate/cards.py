@@ -15,7 +15,6 @@ USABLE_SHARE = 0.985
 """Of a card's nominal size, what the driver reports: 23.6 of 24, 79.2 of 80, 47.4 of 48 GiB."""
 
 _SAME_MEMORY = {
-    "a800": "a100",
     "h800": "h100",
     "l20": "l40s",
     "l40": "l40s",
@@ -23,8 +22,10 @@ _SAME_MEMORY = {
     "gb200": "b200",
     "gb300": "b300",
     "mi350x": "mi355x",
-    "spark": "gb10",
 }
+"""Cards by the name of one with the same memory; engines know them by their own."""
+
+_NAMES = {"spark": "gb10"}
 _LEFT_OUT = {"rtx"}  # of names such as 3090
 _WINDOWS = {"wsl", "wsl2"}
 """Words of a Linux on Windows, whose driver reports all of a card."""
@@ -71,6 +72,7 @@ class Cards:
         if option is None:
             return _unknown(text, words, total_gib, self._link(total_gib))
         facts = dict(self.known[option])
+        facts["name"] = _own_name(str(facts.get("name")), text or "")
         if total_gib is None and words & _WINDOWS:
             total = math.ceil(self.total_gib(option))
             return Card(
@@ -150,7 +152,16 @@ def _words(text: str) -> set[str]:
     """Words of a text as an option writes them: `A100-80 GB` as `a100` and `80gb`."""
     lower = re.sub(r"(\d)(ti|super)\b", r"\1 \2", text.lower())
     lower = re.sub(r"\b(\d+)\s*gb?\b", r"\1gb", lower)
-    return {_SAME_MEMORY.get(word, word) for word in re.findall(r"[a-z0-9]+", lower)}
+    same = _SAME_MEMORY | _NAMES
+    return {same.get(word, word) for word in re.findall(r"[a-z0-9]+", lower)}
+
+
+def _own_name(name: str, text: str) -> str:
+    """The name of a card that a text calls by another one with the same memory."""
+    for word in re.findall(r"[a-z0-9]+", text.lower()):
+        if word in _SAME_MEMORY:
+            return name.replace(_SAME_MEMORY[word].upper(), word.upper())
+    return name
 
 
 def _total(total_gib: float) -> dict[str, Any]:
