@@ -393,9 +393,11 @@ class Gpu:
 
     `total_bytes` is what cudaMemGetInfo reports. Where only a printed figure is known,
     `total_printed_gib` repeats it and `total_bytes` equals it; the error is then half of its last
-    digit. `context_bytes` is what one CUDA context takes before an engine's baseline; an H200's is
-    assumed where none is given. `interconnect` is how cards of one host talk: pcie, nvlink, or
-    multicast (NVLink through switches whose multicast is on, which costs an engine buffers).
+    digit. `context_bytes` is what one CUDA context takes before an engine's baseline, and
+    `context_from` where that is from: a `log` of the card, or the card whose context was scaled by
+    multiprocessors; null where it was measured. An H200's is assumed where none is given.
+    `interconnect` is how cards of one host talk: pcie, nvlink, or multicast (NVLink through
+    switches whose multicast is on, which costs an engine buffers).
     `unified_memory`: the card's memory is the system's.
     `emulate`: where another, larger card is at hand, torch is given no more memory than this one
     would have.

@@ -503,7 +503,7 @@ class Vllm(Engine):
             provenance=Provenance.assumed if assumed else Provenance.derived,
             reason="one CUDA context, in use before the baseline",
             low_bytes=gpu.context_bytes // 2 if assumed else None,
-            high_bytes=gpu.context_bytes * 5 // 4 if assumed else None,
+            high_bytes=gpu.context_bytes * 3 // 2 if assumed else None,
         )
         connected = parts.predicted(
             "communicators",
