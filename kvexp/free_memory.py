@@ -83,7 +83,12 @@ class FreeMemoryEngine(Engine):
         if self.share_of_total is not None:
             check_share(knobs, self.share_of_total)
         for option in ("free_after_load_bytes", "kv_cache_memory_bytes"):
-            self._size(option)
+            size = self._size(option)
+            if size is not None and size > knobs.gpu.total_bytes:
+                raise InvalidValue(
+                    f"engine.{option} must not exceed gpu.total_bytes ({knobs.gpu.total_bytes}),"
+                    f" got {size}"
+                )
         deployment = self.settle(knobs, name)
         if self.share_of_total is not None:
             fraction = self.fraction_for(deployment, self.share_of_total)

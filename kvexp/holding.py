@@ -17,7 +17,7 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     tightest = next(shape for shape, rank in shapes if rank.budget == result.budget)
     parts = engine.beyond_budget(deployment, tightest, result.groups)
     if not parts:
-        return result
+        return _with_given_cache(result, deployment)
     budget, profile = result.budget, result.profile
     rest = sum(part.size_bytes for part in budget.parts if part.name in ("unused", "shortfall"))
     sized_by_util = budget.base == "total" and rest >= 0
@@ -47,6 +47,21 @@ def with_holding(result: Result, engine: Engine, deployment: Deployment) -> Resu
     if holding.fits or not result.ok or result.verified is not None:
         return result
     return replace(result, status=Status.oom, stage=Stage.graphs, reason=_too_much(holding))
+
+
+def _with_given_cache(result: Result, deployment: Deployment) -> Result:
+    """The result of an engine without such rules: bytes that were given for a cache may not fit."""
+    budget, profile = result.budget, result.profile
+    assert budget is not None and profile is not None
+    taken = budget.kv_cache_bytes + profile.weights_bytes - profile.weights.below_bytes
+    is_given = budget.base == "kv_cache_memory_bytes" and result.verified is None
+    if not (result.ok and is_given and taken > deployment.free_bytes):
+        return result
+    reason = (
+        f"out of memory: weights and the cache take {gib(taken)} of"
+        f" {gib(deployment.free_bytes)} that are free"
+    )
+    return replace(result, status=Status.oom, stage=Stage.allocate, reason=reason)
 
 
 def _safe_util(result: Result, engine: Engine, deployment: Deployment, room: int) -> float:

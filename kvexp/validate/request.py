@@ -355,12 +355,15 @@ class _Draft:
     def free(self, card: Card) -> None:
         """Stated free memory: at the start for vLLM, when the cache is sized for the others."""
         free, first = self.inputs.free_gib, self.inputs.init_free_gib
+        total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
         if self.option != "vllm" and free is not None:
             self.engine["free_after_load_bytes"] = _gib(free)
+            if parse_bytes(_gib(free), key="free_gib") > total:
+                self.gpu["total_bytes"] = total = parse_bytes(_gib(free), key="free_gib")
+                self.notes.append(f"gpu: at least the {free:g} GiB that were free")
             free = None
         known = [each for each in (free, first) if each is not None]
         if known:
-            total = parse_bytes(card.facts["total_bytes"], key="gpu.total_bytes")
             self.gpu["free_bytes"] = min(parse_bytes(_gib(min(known)), key="free_gib"), total)
 
 

@@ -119,6 +119,18 @@ def test_the_bytes_of_a_cache_can_be_given(run, engine):
     assert result.budget.available_bytes == 10 * 2**30
 
 
+@pytest.mark.parametrize("engine", FREE)
+def test_bytes_that_are_given_fit_the_card(run, engine):
+    asked = ["model=qwen3_8b", "gpu=h100", f"engine={engine}"]
+    beside_weights = run(*asked, "engine.kv_cache_memory_bytes=70GiB")
+
+    assert (str(beside_weights.status), str(beside_weights.stage)) == ("oom", "allocate")
+    assert "of 78.68 GiB that are free" in beside_weights.reason
+    for option in ("kv_cache_memory_bytes", "free_after_load_bytes"):
+        larger = run(*asked, f"engine.{option}=80GiB")
+        assert f"engine.{option} must not exceed gpu.total_bytes" in larger.reason
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_measured_terms_of_one_engine_are_taken_by_another(run, engine):
     source = run("engine=vllm", "model=qwen3_8b", "gpu=h200")

@@ -663,3 +663,10 @@ def test_a_card_of_several_sizes_has_the_bounds_of_these():
 def test_a_card_is_found_without_its_makers_words():
     assert CARDS.find("4090 48 GB", None).facts["name"] == "NVIDIA GeForce RTX 4090"
     assert CARDS.find("A6000", None).facts["name"] == "NVIDIA RTX A6000"
+
+
+def test_a_card_has_at_least_what_was_free():
+    found = predict(replace(LLAMA, engine="sglang", gpu_total_gib=79.1, free_gib=79.3))
+
+    assert found.answered, found.reason
+    assert "gpu: at least the 79.3 GiB that were free" in found.assumptions
