@@ -350,3 +350,25 @@ def test_an_a800_is_no_a100_by_its_name(card, batch):
     assert (effective["max_num_batched_tokens"], effective["max_num_seqs"]) == batch
     if card == "a800_80gb":
         assert result.budget.available_bytes / 2**30 == pytest.approx(9.38, rel=0.005)
+
+
+DTYPES = {  # model, card, asked for, release: the dtype that is used
+    "no bf16 on Turing": (("gemma3_12b", "t4", "auto", "0.26.0"), "fp32"),
+    "in fp16 before": (("gemma3_12b", "t4", "auto", "0.9.2"), "fp16"),
+    "as asked for": (("gemma3_12b", "t4", "fp16", "0.26.0"), "fp16"),
+    "where there is bf16": (("gemma3_12b", "h100", "auto", "0.26.0"), "bf16"),
+    "other models": (("llama3_8b", "t4", "auto", "0.26.0"), "fp16"),
+    "GLM-4-0414": (("glm4_9b_0414", "v100_32gb", "auto", "0.26.0"), "fp32"),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_models_that_overflow_in_fp16_are_served_in_32_bits(name):
+    """vLLM `config/model.py: _FLOAT16_NOT_SUPPORTED_MODELS, _resolve_auto_dtype`."""
+    (model, card, dtype, version), used = DTYPES[name]
+    asked = [f"model={model}", f"gpu={card}", f"dtype={dtype}", f"engine.version={version}"]
+    result = kvexp.run([*asked, "tp=4", "max_model_len=8192"])
+
+    assert result.effective["dtype"] == used, result.reason
+    refuses = any("which vLLM 0.26.0 refuses" in note for note in result.notes)
+    assert refuses == (name == "as asked for")

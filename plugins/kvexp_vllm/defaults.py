@@ -195,8 +195,21 @@ def max_model_len(knobs: Knobs) -> int:
     return knobs.max_model_len
 
 
-def compute_dtype(knobs: Knobs) -> tuple[DType, str]:
+_UNSTABLE_IN_FP16 = (
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Plamo2ForCausalLM",
+    "Glm4ForCausalLM",
+)
+_REFUSES_FP16 = (0, 10, 0)
+
+
+def compute_dtype(knobs: Knobs, version: str) -> tuple[DType, str]:
     """The compute dtype, and what to note of it.
+
+    Models that overflow in 16 bits without bf16 are served in 32 where the card has none
+    (`_FLOAT16_NOT_SUPPORTED_MODELS`; known of releases from 0.10 on).
 
     Raises:
         InvalidValue: card or quantisation do not take it.
@@ -214,6 +227,13 @@ def compute_dtype(knobs: Knobs) -> tuple[DType, str]:
                 " use dtype=fp16"
             )
         dtype, note = DType.fp16, f"{knobs.gpu.name} has no bf16: fp16 instead"
+    unstable = knobs.model.architecture in _UNSTABLE_IN_FP16
+    if dtype is DType.fp16 and unstable and patch_release_of(version) >= _REFUSES_FP16:
+        if asked is DType.auto:
+            dtype = DType.fp32 if capability < 8 else DType.bf16
+            note = f"{knobs.model.name} overflows in fp16: {dtype.name} instead"
+        else:
+            note = f"{knobs.model.name} overflows in fp16, which vLLM {version} refuses"
     if knobs.quantization is Quantization.fp8 and dtype is DType.fp32:
         raise InvalidValue("quantization=fp8 needs dtype bf16 or fp16, got fp32")
     return dtype, note

@@ -187,7 +187,7 @@ class Vllm(Engine):
         unasked = {item.name: item.default for item in fields(self)}
         flags.check(knobs, drafts, self._options, unasked)
         prefixes = states.asked(self._options)
-        dtype, dtype_note = defaults.compute_dtype(knobs)
+        dtype, dtype_note = defaults.compute_dtype(knobs, self.version)
         quantization = terms.weight_format(knobs)
         kv_dtype = kv_formats.resolve(knobs, dtype, self.version)
         skipped = kv_formats.skip_layers(knobs.model, kv_dtype)

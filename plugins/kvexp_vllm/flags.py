@@ -113,12 +113,13 @@ def check(
 
 def _asked(knobs: Knobs, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[str]:
     """Keys of what is neither off nor a default, and each with its value."""
+    dtype, _ = compute_dtype(knobs, options["version"])
     shared: dict[str, Any] = {
         "pp": knobs.pp > 1,
         "dp": knobs.dp > 1,
         "pp_partition": knobs.pp_partition,
         "mm.limits": knobs.mm.limits.given,
-        f"kv_dtype={knobs.kv_dtype.name}": knobs.kv_dtype.name != compute_dtype(knobs)[0].name,
+        f"kv_dtype={knobs.kv_dtype.name}": knobs.kv_dtype.name != dtype.name,
     }
     yield from (key for key, is_asked in shared.items() if is_asked)
     for name, value in options.items():
