@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 
@@ -75,8 +76,12 @@ def run(arguments: Sequence[str]) -> int:
     command = Command()
     try:
         _check_text(arguments)
+        arguments = flags_first(arguments)
+        if "--version" in arguments:  # Hydra would tell its own
+            print(f"kvexp {metadata.version('kvexp')}")
+            return OK
         folders = [registry.config_dir(), *config_folders(arguments)]
-        sys.argv[1:] = keep_version_text(with_model_ids(flags_first(arguments), folders))
+        sys.argv[1:] = keep_version_text(with_model_ids(arguments, folders))
         registry.register(sys.argv[1:])
         hydra.main(
             version_base="1.3", config_path=str(registry.config_dir()), config_name="config"

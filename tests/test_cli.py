@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,12 @@ def test_help_and_composed_values_cost_no_point(command_line, tmp_path):
     assert status in (0, None)
     assert "util: 0.5" in out
     assert results_below(tmp_path) == []
+
+
+def test_the_version_is_kvexps_own(command_line):
+    status, out, _ = command_line("--version")
+
+    assert (status, out) == (0, f"kvexp {metadata.version('kvexp')}\n")
 
 
 def test_listing_says_what_can_run_here(kvexp_command):
