@@ -354,7 +354,7 @@ def test_an_a800_is_no_a100_by_its_name(card, batch):
 
 DTYPES = {  # model, card, asked for, release: the dtype that is used
     "no bf16 on Turing": (("gemma3_12b", "t4", "auto", "0.26.0"), "fp32"),
-    "in fp16 before": (("gemma3_12b", "t4", "auto", "0.9.2"), "fp16"),
+    "in fp16 before": (("gemma3_12b", "t4", "auto", "0.10.1"), "fp16"),
     "as asked for": (("gemma3_12b", "t4", "fp16", "0.26.0"), "fp16"),
     "where there is bf16": (("gemma3_12b", "h100", "auto", "0.26.0"), "bf16"),
     "other models": (("llama3_8b", "t4", "auto", "0.26.0"), "fp16"),

@@ -195,21 +195,21 @@ def max_model_len(knobs: Knobs) -> int:
     return knobs.max_model_len
 
 
-_UNSTABLE_IN_FP16 = (
-    "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Gemma3ForConditionalGeneration",
-    "Plamo2ForCausalLM",
-    "Glm4ForCausalLM",
-)
-_REFUSES_FP16 = (0, 10, 0)
+_REFUSED_IN_FP16 = {
+    "Gemma2ForCausalLM": (0, 9, 1),
+    "Gemma3ForCausalLM": (0, 10, 2),
+    "Gemma3ForConditionalGeneration": (0, 9, 1),
+    "Plamo2ForCausalLM": (0, 9, 1),
+    "Glm4ForCausalLM": (0, 9, 1),
+}
+"""Classes that overflow there, by the release that knows it (`_FLOAT16_NOT_SUPPORTED_MODELS`)."""
 
 
 def compute_dtype(knobs: Knobs, version: str) -> tuple[DType, str]:
     """The compute dtype, and what to note of it.
 
     Models that overflow in 16 bits without bf16 are served in 32 where the card has none
-    (`_FLOAT16_NOT_SUPPORTED_MODELS`; known of releases from 0.10 on).
+    by the releases that know them.
 
     Raises:
         InvalidValue: card or quantisation do not take it.
@@ -227,8 +227,8 @@ def compute_dtype(knobs: Knobs, version: str) -> tuple[DType, str]:
                 " use dtype=fp16"
             )
         dtype, note = DType.fp16, f"{knobs.gpu.name} has no bf16: fp16 instead"
-    unstable = knobs.model.architecture in _UNSTABLE_IN_FP16
-    if dtype is DType.fp16 and unstable and patch_release_of(version) >= _REFUSES_FP16:
+    since = _REFUSED_IN_FP16.get(knobs.model.architecture)
+    if dtype is DType.fp16 and since is not None and patch_release_of(version) >= since:
         if asked is DType.auto:
             dtype = DType.fp32 if capability < 8 else DType.bf16
             note = f"{knobs.model.name} overflows in fp16: {dtype.name} instead"
