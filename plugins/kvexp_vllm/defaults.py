@@ -208,7 +208,7 @@ _REFUSED_IN_FP16 = {
 def compute_dtype(knobs: Knobs, version: str) -> tuple[DType, str]:
     """The compute dtype, and what to note of it.
 
-    Models that overflow in 16 bits without bf16 are served in 32 where the card has none
+    Models that overflow in fp16 are served in 32 bits where the card has no bf16,
     by the releases that know them.
 
     Raises:
