@@ -279,6 +279,22 @@ def test_zero_points_of_awq_are_unpacked_on_hopper_from_019(version, bits):
     assert hopper - ada == pytest.approx(elements // 128 * (bits - 4) // 8, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "tp", "rows"),
+    [("rtx_5080", 2, 1024 - 928), ("gb10", 1, 1920 - 1856), ("l40s", 2, 0)],
+)
+def test_rows_of_experts_without_a_gate_are_filled_up_in_nvfp4(gpu, tp, rows):
+    """A rank of two RTX 5080 took 9.83 GiB under 0.13, some layers of its checkpoint in BF16."""
+    nano = ["model=nemotron3_nano_30b_a3b", "quantization=nvfp4", "kv_dtype=fp8", *SHORT]
+    nano += ["engine.version=0.13.0", f"tp={tp}"]
+    found, plain = (
+        kvexp.run([*nano, f"gpu={each}"]).profile.weights_bytes for each in (gpu, "h100")
+    )
+
+    assert found - plain == pytest.approx(23 * 128 * 2 * rows * 2688 * 9 / 16, abs=1 << 20)
+    assert tp == 1 or not rows or found == pytest.approx(9.83 * (1 << 30), rel=0.02)
+
+
 def test_every_column_is_that_of_its_first_release():
     columns = [each for each in vars(rules).values() if isinstance(each, rules.VersionRules)]
 

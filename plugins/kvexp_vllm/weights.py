@@ -40,7 +40,10 @@ MXFP4_PADDING, MXFP4_PADDING_SINCE = (0.0585, 0.077), (0, 15, 0)
 """Of Triton's kernels: 13.47 and 64.38 GiB of gpt-oss under 0.14, 13.64 of 20B under 0.19."""
 
 MARLIN_WIDTH, MARLIN_HIDDEN = 128, 256  # multiples that its kernel for mxfp4 takes
+NVFP4_ROWS, NVFP4_BYTES = 128, 9 / 16  # half a byte of an element, one of scale for each 16
 TRITON_SINCE = (0, 12, 0)  # the wheel has Triton's kernels, which Hopper and B200 then take
+BLACKWELL = ("10", "11", "12")
+EXPERTS = ("mlp.experts.0.gate_proj",)  # as checkpoints name them
 TOWERS = ("model.visual", "vision_tower", "vision_model")  # as checkpoints name them
 FP8_WEIGHTS_EXTRA_SCALARS = 5  # further one-element tensors a layer, one case
 
@@ -168,6 +171,7 @@ def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loa
     extra = _extra_bytes(deployment, shape) if limited else _copies_bytes(deployment, shape)
     extra += beyond + _unread_projections_bytes(deployment, layers)
     extra += _marlin_bytes(deployment, share, shape.num_layers)
+    extra += _nvfp4_rows_bytes(deployment, share, layers)
     return Loaded(
         total_bytes=max(0, allocator.allocated_bytes + extra),
         lora_bytes=with_lora - model_bytes,
@@ -471,10 +475,8 @@ def _marlin_bytes(deployment: Deployment, share: Slice, num_layers: int) -> int:
     moe = deployment.model.moe
     if moe is None or moe.format != "mxfp4" or not moe.bias or not _is_marlin(deployment):
         return 0
-    width, hidden = moe.moe_intermediate_size, deployment.model.hidden_size
-    count = moe.num_experts // share.ep
-    if share.ep == 1:
-        width //= share.expert_tp or share.tp
+    count, width = _experts_of(deployment.model, share)
+    hidden = deployment.model.hidden_size
     own = weights.round_up(width, weights.MXFP4_WIDTH)
     rows, columns = weights.round_up(width, MARLIN_WIDTH), weights.round_up(hidden, MARLIN_HIDDEN)
     scales = weights.round_up(2 * own, 256) * weights.round_up(hidden // 32, 4) + weights.round_up(
@@ -483,3 +485,30 @@ def _marlin_bytes(deployment: Deployment, share: Slice, num_layers: int) -> int:
     counted = 3 * own * hidden // 2 + scales + 4 * (2 * own + hidden)
     padded = int(3 * rows * columns * MXFP4_BYTES) + 2 * (2 * rows + columns)
     return count * num_layers * (padded - counted)
+
+
+def _experts_of(model: Model, share: Slice) -> tuple[int, int]:
+    """How many experts a rank has, and the width of each."""
+    moe = model.moe
+    assert moe is not None
+    if share.ep > 1:
+        return moe.num_experts // share.ep, moe.moe_intermediate_size
+    return moe.num_experts, moe.moe_intermediate_size // (share.expert_tp or share.tp)
+
+
+def _nvfp4_rows_bytes(deployment: Deployment, share: Slice, layers: range) -> int:
+    """What experts without a gate take more, their rows filled up to 128 for Blackwell's kernels.
+
+    0.13 `modelopt.py: ModelOptNvFp4FusedMoE`, 0.17 `flashinfer_fp4_moe.py`; a gate forbids it.
+    """
+    model, moe = deployment.model, deployment.model.moe
+    if moe is None or weights.architecture_of(model).gated or chip(deployment) not in BLACKWELL:
+        return 0
+    stored = weights.stored_as(weights.format_of(model, deployment.quantization), EXPERTS)
+    packed = stored is not None and stored.method is Quantization.nvfp4
+    if not packed and moe.format != Quantization.nvfp4.value:
+        return 0
+    count, width = _experts_of(model, share)
+    rows = weights.round_up(width, NVFP4_ROWS) - width
+    size = int(2 * rows * (moe.latent_size or model.hidden_size) * NVFP4_BYTES)
+    return count * sum(model.has_experts(index) for index in layers) * size
