@@ -68,6 +68,12 @@ def test_flags_have_the_releases_names(name):
     assert line(f"engine.version={version}", f"engine.{option}").endswith(f" {flag}")
 
 
+def test_the_allocators_setting_is_a_variable_before_the_command():
+    found = line("engine.version=0.20.0", "engine.expandable_segments=true")
+
+    assert found.startswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True vllm serve ")
+
+
 @pytest.mark.parametrize(
     "option", ["async_scheduling=false", "v2_model_runner=false", "estimate_cudagraphs=false"]
 )

@@ -295,6 +295,31 @@ def test_rows_of_experts_without_a_gate_are_filled_up_in_nvfp4(gpu, tp, rows):
     assert tp == 1 or not rows or found == pytest.approx(9.83 * (1 << 30), rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("asked", "rounded", "printed"),
+    [
+        ("model=qwen25_14b gpu=gb10 engine.version=0.13.0 quantization=fp8", 15.38, 15.2227),
+        (
+            "model=qwen35_27b gpu=rtx_5090 engine.version=0.20.0 quantization=nvfp4"
+            " mm.limits.image=0 mm.limits.video=0",
+            17.76,
+            17.62,
+        ),
+    ],
+)
+def test_expandable_segments_take_no_more_than_the_tensors(asked, rounded, printed):
+    """The second log states the variable; the first one's figure is the sum of its tensors."""
+    found = [
+        kvexp.run(
+            [*asked.split(), *SHORT, "enforce_eager=true", f"engine.expandable_segments={each}"]
+        )
+        for each in ("false", "true")
+    ]
+
+    sizes = [each.profile.weights_bytes / (1 << 30) for each in found]
+    assert sizes == [pytest.approx(rounded, abs=0.006), pytest.approx(printed, abs=0.009)]
+
+
 def test_every_column_is_that_of_its_first_release():
     columns = [each for each in vars(rules).values() if isinstance(each, rules.VersionRules)]
 

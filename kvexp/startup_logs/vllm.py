@@ -20,6 +20,11 @@ VLLM = Dialect(
             r"['\"]?(?P<estimate_cudagraphs>[01])['\"]?(?=[\s\\]|$)",
             precedes=True,
         ),
+        Line(  # as set, not as torch proposes it when memory is out
+            r"(?<!setting )PYTORCH_(?:CUDA_)?ALLOC_CONF['\"]?(?:=|: +)['\"]?(?:[\w:.]+,)*"
+            r"expandable_segments:(?P<expandable_segments>True|False)",
+            precedes=True,
+        ),
         Line(r"Using FlashInfer for top-p & top-k sampling", states=(("flashinfer_sampler", 1),)),
         Line(
             r"FlashInfer is (?:not available|available, but it is not enabled)\. Falling back to"

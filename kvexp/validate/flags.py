@@ -23,6 +23,10 @@ _VARIABLES = {
 }
 """Variables of the environment that are options here."""
 
+_ALLOCATOR = ("pytorch_cuda_alloc_conf", "pytorch_alloc_conf")
+"""The variable of torch's allocator, whose settings are flags of their own."""
+
+_SETTING = re.compile(r"(\w+):(\[[^]]*\]|[^,\s]+)")
 _ASSIGNED = re.compile(rf"{_NAME}[=:](\S.*)", re.DOTALL)
 
 
@@ -55,7 +59,10 @@ class Flags:
         """The flag by its full name; entries of a group of options are flags of their own."""
         name = _VARIABLES.get(flag.name, flag.name)
         named = replace(flag, name=full_name(self._engine, name))
-        if named.name in _GROUPS and isinstance(named.value, dict):
+        if named.name in _ALLOCATOR:
+            for name, value in _SETTING.findall(str(named.value)):
+                yield Flag(name, options.value_of(value), f"{name}:{value}")
+        elif named.name in _GROUPS and isinstance(named.value, dict):
             for name, value in named.value.items():
                 yield Flag(name, value, f"{named.name}.{name}={options.written(value)}")
         else:

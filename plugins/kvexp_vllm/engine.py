@@ -60,6 +60,7 @@ class Vllm(Engine):
     `flashinfer_sampler`: top-k and top-p by FlashInfer's kernel (VLLM_USE_FLASHINFER_SAMPLER); null
     for the version's default, from 0.8 to 0.11.0 where it is installed (the low end). It counts on
     the V1 engine's V1 runner.
+    `expandable_segments`: torch's allocator rounds no tensor up (PYTORCH_CUDA_ALLOC_CONF).
     `async_scheduling`: batches in flight overlap, as is the default.
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
     `fully_sharded_loras`: both matrices of an adapter are split over the ranks.
@@ -82,6 +83,7 @@ class Vllm(Engine):
     v2_model_runner: bool | None = None
     estimate_cudagraphs: bool | None = None
     flashinfer_sampler: bool | None = None
+    expandable_segments: bool = False
     async_scheduling: bool = True
     enable_expert_parallel: bool = False
     fully_sharded_loras: bool = False
@@ -523,6 +525,7 @@ class Vllm(Engine):
                 expert_parallel=self.enable_expert_parallel,
                 fully_sharded_loras=self.fully_sharded_loras,
                 whole_encoders=self.mm_encoder_tp_mode == "data",
+                expandable_segments=self.expandable_segments,
                 offload_bytes=offload.limit_bytes(
                     deployment, self.rules, self.cpu_offload_gb, v2_runner=v2_runner
                 ),

@@ -165,6 +165,8 @@ def _variables(deployment: Deployment, options: Mapping[str, Any]) -> Iterator[s
     flashinfer = options["flashinfer_sampler"]
     if flashinfer is not None:
         yield f"VLLM_USE_FLASHINFER_SAMPLER={flashinfer:d}"
+    if options["expandable_segments"]:
+        yield "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     estimates = options["estimate_cudagraphs"]
     if estimates is not None and release >= SINCE["engine.estimate_cudagraphs"]:
         yield f"VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS={estimates:d}"

@@ -20,6 +20,7 @@ from kvexp.contract import (
     Slice,
     Tensor,
     drafts,
+    simulate,
     terms,
     weights,
 )
@@ -70,6 +71,7 @@ class Options:
     expert_parallel: bool = False
     fully_sharded_loras: bool = False
     whole_encoders: bool = False
+    expandable_segments: bool = False
     offload_bytes: int = 0
 
 
@@ -150,7 +152,10 @@ def _key(deployment: Deployment, shape: RankShape, options: Options) -> str:
 
 def _replayed(deployment: Deployment, shape: RankShape, options: Options) -> Loaded:
     limit = SPLIT_LIMIT_BYTES if options.rules.load_split_limit else None
-    allocator = CachingAllocator(max_split_size_bytes=limit)
+    settings = simulate.AllocatorSettings(
+        max_split_size_bytes=limit, expandable_segments=options.expandable_segments
+    )
+    allocator = CachingAllocator(settings=settings)
     share = share_of(deployment, shape, expert_parallel=options.expert_parallel)
     rotary_caches = RotaryCaches(options.rules)
     before, after = _tables(deployment, share, options)

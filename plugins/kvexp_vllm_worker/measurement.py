@@ -195,6 +195,8 @@ class WorkerMeasurement(Measurement):
         estimates = getattr(self.engine, "estimate_cudagraphs", None)
         if estimates is not None:
             os.environ["VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"] = str(int(estimates))
+        if getattr(self.engine, "expandable_segments", False):
+            os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
         if self.deployment.pp_partition is not None:
             layers = ",".join(map(str, self.deployment.pp_partition))
             os.environ["VLLM_PP_LAYER_PARTITION"] = layers

@@ -44,6 +44,7 @@ SAMPLES = {  # values that are not the defaults
     "v2_model_runner": "v2_model_runner=0",
     "estimate_cudagraphs": "estimate_cudagraphs=0",
     "flashinfer_sampler": "flashinfer_sampler=1",
+    "expandable_segments": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "cpu_offload_gb": "cpu_offload_gb=2",
     "enable_chunked_prefill": "enable_chunked_prefill",
     "performance_mode": "performance_mode=throughput",

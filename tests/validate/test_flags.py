@@ -309,6 +309,16 @@ def test_variables_of_the_environment_are_options():
     assert notes_of(flags, engine_version="0.26.0") == []
 
 
+def test_settings_of_the_allocator_are_options():
+    flags = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512"
+    request = request_with(flags, engine_version="0.20.0")
+
+    assert request.run.engine.expandable_segments is True
+    assert notes_of(flags, engine_version="0.20.0") == [
+        "other_flags: no rule for 'max_split_size_mb:512'"
+    ]
+
+
 RECORD = {"id": "a-case", "engine": "vllm", "model": "Qwen/Qwen3-8B", "tp": 2}
 
 

@@ -130,6 +130,16 @@ def test_the_variable_of_the_estimate_is_a_flag_but_not_where_the_engine_speaks_
     assert read_log(text, "a-log")["other_flags"] == "estimate_cudagraphs=0"
 
 
+@pytest.mark.parametrize("said", ["=", ': "'])
+def test_the_variable_of_the_allocator_is_a_flag_but_not_where_torch_proposes_it(said):
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    proposed = f"If reserved memory is large try setting {name}=expandable_segments:True to avoid"
+
+    assert read_log(f"{proposed}\n{CACHE}", "a-log")["other_flags"] is None
+    text = f"  {name}{said}expandable_segments:True\n{CACHE}"
+    assert read_log(text, "a-log")["other_flags"] == "expandable_segments=True"
+
+
 @pytest.mark.parametrize(
     "text",
     [
