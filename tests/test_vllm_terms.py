@@ -75,7 +75,7 @@ def test_the_last_stage_holds_what_the_stage_before_sent():
 
 
 def test_version_0_8_charges_the_context_and_0_9_does_not():
-    asked = ["gpu=rtx_3090", "model=opt_125m"]
+    asked = ["gpu=rtx_3090", "model=opt_125m", "gpu.context_bytes=552402944"]
     before, after = (
         kvexp.run([*asked, f"engine.version={version}"]).profile.non_torch_bytes
         for version in ("0.8.5", "0.9.2")
@@ -173,6 +173,7 @@ def test_what_leaves_no_room_at_any_share_is_named():
 def test_a_safe_share_has_a_cache_for_one_request():
     """0.2 GiB for 448 tokens, of which the card's last share that fits leaves 0.07."""
     asked = ["model=bloom_7b1", "gpu=v100_16gb", "engine.version=0.20.0", "max_model_len=448"]
+    asked.insert(2, "gpu.context_bytes=420MiB")
     asked.append("max_num_batched_tokens=512")
 
     assert kvexp.run([*asked, "util=0.95"]).holding.largest_safe_util == 0
