@@ -9,6 +9,8 @@ from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine, Quota
 from kvexp.results import Profile, Refusal, Result
 
+TERMS = ("non_torch", "weights", "activation", "cudagraph")
+
 
 def bounded(
     result: Result,
@@ -46,14 +48,31 @@ def _error_bytes(
     """How far the bytes for one rank's cache may be off, towards less (-1) or more (1)."""
     if quota.base == "kv_cache_memory_bytes":
         return 0  # given, whatever the terms are
-    errors = [
-        part.above_bytes if sign < 0 else part.below_bytes
-        for part in (*profile.parts, *(p for p in quota.parts if p not in profile.parts))
-    ]
+    errors = [_effect_bytes(engine, deployment, profile, quota, part, sign) for part in TERMS]
+    own = {part.name for part in profile.parts}
+    others = (*profile.differences, *(part for part in quota.parts if part.name not in own))
+    errors += [part.above_bytes if sign < 0 else part.below_bytes for part in others]
     if uncertain := _total_error_bytes(deployment):
         shifted = _shifted(deployment, sign * uncertain)
         errors.append(engine.quota(shifted, profile).available_bytes - quota.available_bytes)
     return math.isqrt(sum(error * error for error in errors))
+
+
+def _effect_bytes(
+    engine: Engine, deployment: Deployment, profile: Profile, quota: Quota, name: str, sign: int
+) -> int:
+    """What a term at its end makes of the bytes for the cache, by the engine's own rule.
+
+    It is not the term's error where the engine takes a share of what is left, charges nothing for
+    it, or was given what is free after it.
+    """
+    part = getattr(profile, name)
+    end = part.high_bytes if sign < 0 else part.low_bytes
+    if end is None or end == part.size_bytes:
+        return 0
+    at_end = replace(part, size_bytes=end, low_bytes=None, high_bytes=None)
+    shifted = engine.quota(deployment, replace(profile, **{name: at_end}))
+    return abs(shifted.available_bytes - quota.available_bytes)
 
 
 def _total_error_bytes(deployment: Deployment) -> int:

@@ -13,6 +13,9 @@ from kvexp.request import Knobs, check_share, parse_bytes_of
 from kvexp.results import Part, Profile, Provenance, Refusal
 from kvexp.units import gib
 
+WEIGHTS_ERROR = 0.003
+"""Of loads that SGLang's logs print, beside what loading takes."""
+
 
 @dataclass
 class FreeMemoryEngine(Engine):
@@ -36,6 +39,9 @@ class FreeMemoryEngine(Engine):
 
     fraction_name: ClassVar[str]
     """The engine's own name of the fraction."""
+
+    connects_before: ClassVar[bool] = False
+    """Whether its ranks are connected when it reads what is free before the load."""
 
     @abstractmethod
     def settle(self, knobs: Knobs, name: str) -> Deployment:
@@ -72,7 +78,10 @@ class FreeMemoryEngine(Engine):
 
     def predict_weights(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_weights`."""
-        return terms.assumed("weights", terms.weights_bytes(deployment, shape), self.unverified)
+        size = terms.weights_bytes(deployment, shape)
+        error = int(size * WEIGHTS_ERROR)
+        part = terms.assumed("weights", size, self.unverified)
+        return replace(part, low_bytes=size - error, high_bytes=size + error)
 
     def refuse_start(self, deployment: Deployment) -> Refusal | None:
         """Never: what is free becomes the base."""
@@ -138,18 +147,17 @@ class FreeMemoryEngine(Engine):
 
     def _taken(self, deployment: Deployment, profile: Profile) -> tuple[Part, ...]:
         """Everything on the card that is no longer free when the base is read."""
-        before = terms.derived(
-            "used_before_load",
-            deployment.total_bytes - deployment.free_bytes,
-            "not free at the baseline: context, neighbours, what connects the ranks",
-        )
+        connected = self.connects_before
+        before = terms.used_before_load(deployment, after_communicator=connected)
         charged = (before, *self.charged(deployment, profile))
         free = self._size("free_after_load_bytes")
         if free is None:
             return charged
         stated = deployment.total_bytes - free - sum(part.size_bytes for part in charged)
+        exact = replace(before, low_bytes=None, high_bytes=None)
         return (
-            *charged,
+            exact,
+            *charged[1:],
             Part(
                 name="correction",
                 size_bytes=stated,

@@ -140,6 +140,25 @@ def free_at_start(knobs: Knobs, *, after_communicator: bool = False) -> int:
     return max(0, int(free))
 
 
+def used_before_load(deployment: Deployment, *, after_communicator: bool = False) -> Part:
+    """What is not free at the baseline, as far off as `free_at_start` assumes it."""
+    gpu = deployment.gpu
+    size = deployment.total_bytes - deployment.free_bytes
+    less = more = 0
+    if gpu.free_bytes is None and gpu.context_from is not None:
+        less = more = gpu.context_bytes // 2
+    if gpu.free_bytes is None and after_communicator and deployment.num_ranks > 1:
+        less, more = less + COMMUNICATOR_BYTES, more + COMMUNICATOR_BYTES // 2
+    return Part(
+        name="used_before_load",
+        size_bytes=size,
+        provenance=Provenance.assumed if more else Provenance.derived,
+        reason="not free at the baseline: context, neighbours, what connects the ranks",
+        low_bytes=max(0, size - less) if more else None,
+        high_bytes=size + more if more else None,
+    )
+
+
 def compute_dtype(knobs: Knobs) -> DType:
     """The dtype asked for, or the checkpoint's."""
     return knobs.model.torch_dtype if knobs.dtype is DType.auto else knobs.dtype

@@ -27,7 +27,7 @@ from kvexp_lmdeploy import rules, speculation
 
 BACKENDS = ("pytorch", "turbomind")
 LEAST_BLOCKS = {"pytorch": 3, "turbomind": 1}
-LOAD_GROWTH_BYTES = 64 * MIB
+LOAD_GROWTH_BYTES, MOST_MORE_BYTES = 64 * MIB, 1024 * MIB  # a log of 0.17 took 1.2 GiB more
 
 
 @dataclass
@@ -131,10 +131,11 @@ class Lmdeploy(FreeMemoryEngine):
 
     def predict_non_torch(self, deployment: Deployment, shape: RankShape) -> Part:
         """What loading takes beside the tensors; what connects the ranks included."""
-        size = LOAD_GROWTH_BYTES
+        size, more = LOAD_GROWTH_BYTES, MOST_MORE_BYTES
         if deployment.num_ranks > 1:
-            size += terms.COMMUNICATOR_BYTES
-        return terms.assumed("non_torch", size, "kernels and NCCL, taken from other engines")
+            size, more = size + terms.COMMUNICATOR_BYTES, more + terms.COMMUNICATOR_BYTES // 2
+        part = terms.assumed("non_torch", size, "kernels and NCCL, taken from other engines")
+        return replace(part, low_bytes=0, high_bytes=size + more)
 
     def predict_cudagraph(self, deployment: Deployment, shape: RankShape) -> Part:
         """See `Engine.predict_cudagraph`."""

@@ -62,6 +62,7 @@ class Sglang(FreeMemoryEngine):
     title: ClassVar[str] = "SGLang"
     base: ClassVar[str] = "free before load"
     fraction_name: ClassVar[str] = "mem_fraction_static"
+    connects_before: ClassVar[bool] = True
 
     def settle(self, knobs: Knobs, name: str) -> Deployment:
         """See `FreeMemoryEngine.settle`."""

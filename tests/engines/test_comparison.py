@@ -142,3 +142,18 @@ def test_measured_terms_of_one_engine_are_taken_by_another(run, engine):
     assert result.profile.activation_bytes == source.profile.activation_bytes
     assert result.budget.free_bytes == source.budget.free_bytes
     assert result.budget.part("weights").size_bytes == source.profile.weights_bytes
+
+
+@pytest.mark.parametrize("engine", FREE)
+def test_what_is_assumed_before_and_of_the_load_is_in_the_interval(run, engine):
+    """Logs of SGLang take 10 to 140 MiB beside the tensors; contexts go by a card's chip."""
+    asked = ["model=qwen3_4b", "gpu=l4", f"engine={engine}"]
+    scratch, given = run(*asked), run(*asked, "engine.free_after_load_bytes=6GiB")
+
+    spread = (scratch.num_blocks_high - scratch.num_blocks_low) * scratch.block_bytes
+    assert spread > 80 * 2**20
+    low = given.num_blocks if given.num_blocks_low is None else given.num_blocks_low
+    high = given.num_blocks if given.num_blocks_high is None else given.num_blocks_high
+    assert (high - low) * given.block_bytes < spread
+    used = scratch.ranks[0].budget.part("used_before_load")
+    assert used.low_bytes < used.size_bytes < used.high_bytes
