@@ -57,6 +57,7 @@ FLAGS = {
         "--enable-multimodal-encoder-data-parallel",
     ),
     "any case": ("0.26.0", "performance_mode=THROUGHPUT", "--performance-mode throughput"),
+    "embeddings": ("0.10.0", "runner=POOLING", "--runner pooling"),
     "a switch": ("0.10.0", "async_scheduling=false", "--no-async-scheduling"),
 }
 

@@ -320,6 +320,19 @@ def test_expandable_segments_take_no_more_than_the_tensors(asked, rounded, print
     assert sizes == [pytest.approx(rounded, abs=0.006), pytest.approx(printed, abs=0.009)]
 
 
+def test_embeddings_have_no_head_and_no_sampler():
+    """A log of Qwen3-Embedding-8B under 0.22 prints 14.11 GiB of weights and graphs of pieces."""
+    asked = ["model=qwen3_embedding_8b", "gpu=rtx_pro_6000", "engine.version=0.22.0", *SHORT]
+    found, text = (kvexp.run([*asked, f"engine.runner={each}"]) for each in ("pooling", "auto"))
+
+    assert found.profile.weights_bytes == pytest.approx(14.11 * (1 << 30), rel=0.0005)
+    head = text.profile.weights_bytes - found.profile.weights_bytes
+    assert head == pytest.approx(2 * 151_680 * 4096, abs=2 << 20)
+    assert found.profile.activation.reason.startswith("peak of the forward")
+    newer = kvexp.run([*asked, "engine.version=0.33.0", "engine.runner=pooling"]).profile
+    assert newer.weights_bytes == pytest.approx(found.profile.weights_bytes, rel=0.001)
+
+
 def test_every_column_is_that_of_its_first_release():
     columns = [each for each in vars(rules).values() if isinstance(each, rules.VersionRules)]
 

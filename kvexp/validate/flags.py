@@ -59,7 +59,9 @@ class Flags:
         """The flag by its full name; entries of a group of options are flags of their own."""
         name = _VARIABLES.get(flag.name, flag.name)
         named = replace(flag, name=full_name(self._engine, name))
-        if named.name in _ALLOCATOR:
+        if _pools(named):
+            yield replace(named, name="runner", value="pooling")
+        elif named.name in _ALLOCATOR:
             for name, value in _SETTING.findall(str(named.value)):
                 yield Flag(name, options.value_of(value), f"{name}:{value}")
         elif named.name in _GROUPS and isinstance(named.value, dict):
@@ -113,6 +115,13 @@ class Flags:
     def left(self) -> tuple[Flag, ...]:
         """What nobody has taken."""
         return tuple(self._found)
+
+
+def _pools(flag: Flag) -> bool:
+    """Whether a flag of vLLM makes embeddings of a model that generates."""
+    if flag.name in ("convert", "task"):
+        return bool(flag.value == "embed")
+    return flag.name == "pooler_config" and flag.value not in (None, "None")
 
 
 def read(text: str) -> Iterator[Flag]:

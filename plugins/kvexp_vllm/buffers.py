@@ -79,6 +79,8 @@ def fragments(deployment: Deployment, shape: RankShape, rules: VersionRules) -> 
 
 def cached(deployment: Deployment, rules: VersionRules, *, v2_runner: bool) -> int:
     """What torch keeps of the warm-up's sampler when the engine is ready, by runner."""
+    if rules.pools:
+        return SLACK_BYTES
     rows = min(deployment.max_num_seqs, deployment.max_num_batched_tokens)
     entries = rows * weights.padded_vocab_size(deployment.model)
     # with tp the logits of all ranks and their copy in order; three cases

@@ -24,6 +24,8 @@ LARGE_CARD_SEQS = 1024
 GB10_CAPABILITY = "12.1"
 BALANCED, INTERACTIVITY, THROUGHPUT = "balanced", "interactivity", "throughput"
 PERFORMANCE_MODES = (BALANCED, INTERACTIVITY, THROUGHPUT)
+POOLING = "pooling"
+RUNNERS = ("auto", "generate", POOLING)
 V0_TOKENS = 2048
 V0_CHUNKED_LEN = 32768  # V0 splits the prompts of longer contexts
 
@@ -140,6 +142,17 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     if capability.startswith("9.") and kv_dtype.is_fp8:
         return 64  # FlashMLA: FLASH_ATTN_MLA takes no fp8 cache
     return 32 if capability.startswith("10.") else 16
+
+
+def check_runner(runner: str) -> None:
+    """What the model is run for.
+
+    Raises:
+        InvalidValue: it is nothing that a runner is for.
+    """
+    if runner not in RUNNERS:
+        allowed = ", ".join(RUNNERS)
+        raise InvalidValue(f"engine.runner must be one of {allowed}, got {runner!r}")
 
 
 def check_performance(mode: str) -> None:

@@ -60,6 +60,7 @@ class Vllm(Engine):
     `flashinfer_sampler`: top-k and top-p by FlashInfer's kernel (VLLM_USE_FLASHINFER_SAMPLER); null
     for the version's default, from 0.8 to 0.11.0 where it is installed (the low end). It counts on
     the V1 engine's V1 runner.
+    `runner`: `pooling` makes embeddings, without an output head and a sampler; auto serves text.
     `expandable_segments`: torch's allocator rounds no tensor up (PYTORCH_CUDA_ALLOC_CONF).
     `async_scheduling`: batches in flight overlap, as is the default.
     `enable_expert_parallel`: whole experts on each rank of all replicas instead of slices of all.
@@ -83,6 +84,7 @@ class Vllm(Engine):
     v2_model_runner: bool | None = None
     estimate_cudagraphs: bool | None = None
     flashinfer_sampler: bool | None = None
+    runner: str = "auto"
     expandable_segments: bool = False
     async_scheduling: bool = True
     enable_expert_parallel: bool = False
@@ -112,14 +114,14 @@ class Vllm(Engine):
 
     def __post_init__(self) -> None:
         named = ("cudagraph_mode", "mm_encoder_tp_mode", "performance_mode", "mamba_cache_mode")
-        for name in named:
+        for name in (*named, "runner"):
             value = getattr(self, name)
             setattr(self, name, value if value is None else value.lower())
 
     @property
     def rules(self) -> VersionRules:
         """The facts of the version's column, with what the options make of them."""
-        rules = version_rules(self.version)
+        rules = replace(version_rules(self.version), pools=self.runner == defaults.POOLING)
         if self.flashinfer_sampler is None or rules.is_v0:
             return rules
         return replace(rules, flashinfer_samples=self.flashinfer_sampler)
@@ -136,6 +138,8 @@ class Vllm(Engine):
         """Whether a model runs on the V2 model runner (`use_v2_model_runner`)."""
         if self.v2_model_runner is not None:
             return self.v2_model_runner
+        if self.rules.pools and self.rules.v2_runner != "all":
+            return False
         model, drafts = deployment.model, deployment.speculation
         if drafts is not None and drafts.method == "dspark":
             return True
@@ -186,6 +190,7 @@ class Vllm(Engine):
         offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
         graphs.check(self._graphs)
         defaults.check_performance(self.performance_mode)
+        defaults.check_runner(self.runner)
         unasked = {item.name: item.default for item in fields(self)}
         flags.check(knobs, drafts, self._options, unasked)
         prefixes = states.asked(self._options)

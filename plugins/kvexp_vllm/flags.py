@@ -39,6 +39,7 @@ SINCE: Mapping[str, tuple[int, int, int]] = {
     "engine.estimate_cudagraphs": (0, 18, 0),
     "engine.flashinfer_sampler": (0, 8, 0),
     "engine.async_scheduling": (0, 10, 0),
+    "engine.runner": (0, 10, 0),
     "engine.cpu_offload_gb": (0, 5, 3),
     "engine.enable_expert_parallel": (0, 8, 0),
     "engine.decode_context_parallel_size": (0, 10, 2),
@@ -230,6 +231,8 @@ def _options(options: Mapping[str, Any]) -> Iterator[str]:
     for name in SWITCHES:
         if options[name]:
             yield f"--{name.replace('_', '-')}"
+    if options["runner"] != "auto":
+        yield f"--runner {options['runner']}"
     for name in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
         if options[name]:
             yield f"--{name.replace('_', '-')} {options[name]}"

@@ -120,7 +120,7 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     """The graphs of a deployment."""
     chosen = NONE if deployment.enforce_eager else mode(asked, rules)
     if not rules.is_v0:
-        chosen = _allowed(deployment, chosen)
+        chosen = _allowed(deployment, rules, chosen)
     sizes = _sizes(deployment, rules, asked)
     decoding = _decoding(deployment, sizes)
     pieces, whole = _made(chosen, sizes, decoding)
@@ -131,8 +131,10 @@ def captured(deployment: Deployment, rules: VersionRules, asked: Asked) -> Captu
     )
 
 
-def _allowed(deployment: Deployment, chosen: str) -> str:
-    """The mode that drafts, and attention to an encoder, leave of the chosen one."""
+def _allowed(deployment: Deployment, rules: VersionRules, chosen: str) -> str:
+    """The mode that embeddings, drafts, and attention to an encoder leave of the chosen one."""
+    if rules.pools:
+        return NONE if chosen == NONE else PIECEWISE
     if deployment.speculation is not None and not captures_drafts(deployment):
         return PIECEWISE if chosen == FULL_AND_PIECEWISE else chosen
     if not deployment.model.cross_attention or chosen in (NONE, FULL_DECODE_ONLY):

@@ -78,8 +78,9 @@ def of_tokens(
         found.append(_embedding(deployment))
     if shape.pp_rank == deployment.pp - 1:
         found += _of_drafts(deployment, rules, v2_runner=v2_runner)
-        last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
-        found.append(last)
+        if not rules.pools:  # whose embeddings of all tokens in fp32 are less than an MLP
+            last = _logits(deployment, rules) if v2_runner else _sampler(deployment, shape, rules)
+            found.append(last)
     return found
 
 

@@ -32,7 +32,8 @@ class VersionRules:
     the compute dtype and scaled. `nests_scales`: the scales of bitsandbytes stay quantised.
     `marlin_capability`: the least compute capability of Marlin's kernels for GPTQ.
     `sampler_bytes`: of a vocabulary entry and row, beside the logits; `sampler_keeps_rows`: the
-    top-k kernel keeps an fp32 row a multiprocessor; `flashinfer_samples`: FlashInfer's
+    top-k kernel keeps an fp32 row a multiprocessor; `pools`: embeddings are asked for, of which
+    none are sampled; `flashinfer_samples`: FlashInfer's
     kernel does it instead, null: where it is installed; `rejection_bytes`: more of them where the
     profile rejects drafts. `keeps_experts_workspace`: the fused experts'
     buffers outlive the forward. `v2_profiles_images`: the V2 runner's profile has images too.
@@ -96,6 +97,7 @@ class VersionRules:
     sampler_bytes: int = 36
     sampler_keeps_rows: bool = False
     flashinfer_samples: bool | None = False
+    pools: bool = False
     rejection_bytes: int = 4
     keeps_experts_workspace: bool = False
     native_norms: bool = False

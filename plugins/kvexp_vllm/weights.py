@@ -222,6 +222,7 @@ def _tables(
         (
             _with_rows(tensor, head // share.tp * model.hidden_size)
             for tensor in weights.head(model, share, dtype, deployment.quantization)
+            if not (options.rules.pools and tensor.name.startswith("lm_head"))  # `adapters.py`
         ),
     )
 

@@ -44,6 +44,8 @@ SAMPLES = {  # values that are not the defaults
     "v2_model_runner": "v2_model_runner=0",
     "estimate_cudagraphs": "estimate_cudagraphs=0",
     "flashinfer_sampler": "flashinfer_sampler=1",
+    "runner": "runner=pooling",
+    "pooler_config": "pooler_config={'pooling_type': 'LAST'}",
     "expandable_segments": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     "cpu_offload_gb": "cpu_offload_gb=2",
     "enable_chunked_prefill": "enable_chunked_prefill",

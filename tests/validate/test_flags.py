@@ -309,6 +309,17 @@ def test_variables_of_the_environment_are_options():
     assert notes_of(flags, engine_version="0.26.0") == []
 
 
+@pytest.mark.parametrize(
+    "flag",
+    ["runner=pooling", "convert=embed", "task=embed", "pooler_config={'pooling_type': 'LAST'}"],
+)
+def test_what_makes_embeddings_is_one_option(flag):
+    request = request_with(flag, engine_version="0.22.0")
+
+    assert request.run.engine.runner == "pooling"
+    assert notes_of(flag, engine_version="0.22.0") == []
+
+
 def test_settings_of_the_allocator_are_options():
     flags = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512"
     request = request_with(flags, engine_version="0.20.0")
