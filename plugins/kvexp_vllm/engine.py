@@ -121,10 +121,12 @@ class Vllm(Engine):
     @property
     def rules(self) -> VersionRules:
         """The facts of the version's column, with what the options make of them."""
-        rules = replace(version_rules(self.version), pools=self.runner == defaults.POOLING)
-        if self.flashinfer_sampler is None or rules.is_v0:
-            return rules
-        return replace(rules, flashinfer_samples=self.flashinfer_sampler)
+        rules = version_rules(self.version)
+        if self.runner == defaults.POOLING:
+            rules = replace(rules, pools=True)
+        if self.flashinfer_sampler is not None and not rules.is_v0:
+            rules = replace(rules, flashinfer_samples=self.flashinfer_sampler)
+        return rules
 
     @property
     def _estimates_graphs(self) -> str:
