@@ -8,12 +8,13 @@ GiB as printed, to two digits unless more are written.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from kvexp.startup_logs import INPUTS
 from kvexp.units import GIB
 from kvexp.validate import measured
 from kvexp.validate.flags import Flags
+from kvexp.validate.prediction import Outcome
 
 LARGEST = 1 << 53
 """No figure of a record is larger: up to here whole numbers are exact as floats."""
@@ -25,14 +26,7 @@ _FREE = ("free_gib", "init_free_gib")
 
 _MORE_THAN_0 = ("gpu_total_gib", "gpu_memory_utilization")
 
-OUTCOMES = (
-    "ok",
-    "max_len_too_large",
-    "free_memory_too_low",
-    "no_cache_blocks",
-    "max_num_seqs_too_large",
-    "oom",
-)
+OUTCOMES = get_args(Outcome)
 """How a start ends; a log's `none` is `ok`."""
 
 
