@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ class Cards:
         found = [o for o in self.known if _model(o) <= words and _model(o) != _parts(o)]
         return tuple(sorted(found, key=self.total_gib))
 
-    def _option(self, words: set[str], total_gib: float | None) -> str | None:
+    def _option(self, words: frozenset[str], total_gib: float | None) -> str | None:
         """The option whose words all stand in the text, the one with the most words.
 
         Sizes in its name need not, where the total decides; an exact total does without a text.
@@ -138,7 +139,7 @@ def _model(option: str) -> set[str]:
     return {part for part in _parts(option) if not _SIZE.fullmatch(part)}
 
 
-def _sizes(words: set[str]) -> list[int]:
+def _sizes(words: frozenset[str]) -> list[int]:
     """The sizes that a text names, in GB."""
     return [int(match[1]) for word in sorted(words) if (match := _SIZE.fullmatch(word))]
 
@@ -148,12 +149,13 @@ def _is_size(total_gib: float, nominal_gb: int) -> bool:
     return 0.88 < total_gib / nominal_gb < 1.03
 
 
-def _words(text: str) -> set[str]:
+@lru_cache(maxsize=1024)
+def _words(text: str) -> frozenset[str]:
     """Words of a text as an option writes them: `A100-80 GB` as `a100` and `80gb`."""
     lower = re.sub(r"(\d)(ti|super)\b", r"\1 \2", text.lower())
     lower = re.sub(r"\b(\d+)\s*gb?\b", r"\1gb", lower)
     same = _SAME_MEMORY | _NAMES
-    return {same.get(word, word) for word in re.findall(r"[a-z0-9]+", lower)}
+    return frozenset(same.get(word, word) for word in re.findall(r"[a-z0-9]+", lower))
 
 
 def _own_name(name: str, text: str) -> str:
@@ -179,7 +181,7 @@ def _gib_of(facts: Mapping[str, Any]) -> float:
 
 
 def _unknown(
-    text: str | None, words: set[str], total_gib: float | None, link: str | None
+    text: str | None, words: frozenset[str], total_gib: float | None, link: str | None
 ) -> Card | None:
     """A card of which only the size is known, and from it how several of them are linked."""
     name = text or "unknown card"

@@ -14,8 +14,7 @@ from kvexp.errors import RequestError
 from kvexp.interrupt import INTERRUPTED, Interrupt
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 from kvexp.validate import case, kept, output, page, pictures, report, score
-from kvexp.validate.predict import predict
-from kvexp.validate.request import Known
+from kvexp.validate.predict import means_card, predict
 
 OK, BELOW_THRESHOLD, WRONG_REQUEST = 0, 1, 2
 MOST_PROBLEMS = 10
@@ -47,7 +46,7 @@ def _run(options: Namespace) -> int:
     for path in filter(None, (options.json, options.page, options.picture)):
         _refuse_unwritable(path)
     store = None if options.mlflow is None else kept.open_store(options.mlflow)
-    if options.gpu is not None and not Known.here().cards.knows(options.gpu):
+    if options.gpu is not None and not means_card(options.gpu):
         raise RequestError(f"--gpu {options.gpu} names no card; see python -m kvexp.list gpus")
     stems = [path.stem for path in options.log]
     logs = [(path, path.stem if stems.count(path.stem) == 1 else str(path)) for path in options.log]

@@ -64,6 +64,11 @@ def predict(inputs: Inputs) -> Prediction:
         return Prediction.unanswered(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
+def means_card(text: str) -> bool:
+    """Whether a text names a card of the catalogue, or one whose size it tells."""
+    return _known().cards.knows(text)
+
+
 def _predicted(inputs: Inputs, card: Card | None, named: Named) -> Prediction:
     known = _known()
     if card is not None:
