@@ -383,6 +383,7 @@ def is_v0(version: str) -> bool:
     return version.lower().endswith("-v0") or release_of(version) < V1_COLUMNS[0].first
 
 
+@cache
 def version_rules(version: str) -> VersionRules:
     """The column of a version: the newest one of its engine that is not younger than it.
 
