@@ -227,7 +227,7 @@ def _tables(
     )
 
 
-def _towers(deployment: Deployment, share: Slice, rules: VersionRules) -> Iterator[Tensor]:
+def _towers(deployment: Deployment, share: Slice, rules: VersionRules) -> list[Tensor]:
     """The towers that are built; bitsandbytes takes their matrices too.
 
     `bitsandbytes_loader.py: _get_bnb_target_modules` names each layer of linears; the other formats
@@ -237,8 +237,8 @@ def _towers(deployment: Deployment, share: Slice, rules: VersionRules) -> Iterat
     if quantization is Quantization.bitsandbytes:
         stored = weights.stored_as(weights.format_of(model, quantization), TOWERS)
     built = multimodal.towers_built(deployment, rules)
-    for tensor in weights.towers(model, share, deployment.dtype, stored=stored, **built):
-        yield _nested(tensor) if rules.nests_scales else tensor
+    found = weights.towers(model, share, deployment.dtype, stored=stored, **built)
+    return _held(found, deployment, rules)
 
 
 def _with_rows(tensor: Tensor, numel: int) -> Tensor:
@@ -256,21 +256,27 @@ def _load_layer(
     offloader: Offloader,
     norms: Iterable[Tensor] | None = None,
 ) -> None:
-    first = list(_attention(deployment, share, index))
-    rest = list(_rest_of_layer(deployment, share, index, norms))
-    if _unpacks_zeros(deployment, rotary_caches.rules):
-        first, rest = ([_unpacked(tensor, deployment) for tensor in each] for each in (first, rest))
-    if rotary_caches.rules.nests_scales and deployment.quantization is Quantization.bitsandbytes:
-        first, rest = ([_nested(tensor) for tensor in each] for each in (first, rest))
-    if _keeps_zeros(deployment, rotary_caches.rules):
-        zeroed = ((_zeroed(tensor, deployment) for tensor in each) for each in (first, rest))
-        first, rest = (list(chain.from_iterable(each)) for each in zeroed)
+    rules = rotary_caches.rules
+    first = _held(_attention(deployment, share, index), deployment, rules)
+    rest = _held(_rest_of_layer(deployment, share, index, norms), deployment, rules)
     blocks = [allocator.allocate(tensor.size_bytes) for tensor in first]
     rotary_caches.load(allocator, deployment, index)
     blocks += [allocator.allocate(tensor.size_bytes) for tensor in rest]
     for tensor, block in zip((*first, *rest), blocks, strict=True):
         if offloader.takes(index, tensor):
             allocator.free(block)
+
+
+def _held(tensors: Iterable[Tensor], deployment: Deployment, rules: VersionRules) -> list[Tensor]:
+    """A checkpoint's tensors as the kernels of the release and the card keep them."""
+    found = list(tensors)
+    if _unpacks_zeros(deployment, rules):
+        found = [_unpacked(tensor, deployment) for tensor in found]
+    if rules.nests_scales and deployment.quantization is Quantization.bitsandbytes:
+        found = [_nested(tensor) for tensor in found]
+    if _keeps_zeros(deployment, rules):
+        found = [each for tensor in found for each in _zeroed(tensor, deployment)]
+    return found
 
 
 def _unpacks_zeros(deployment: Deployment, rules: VersionRules) -> bool:
