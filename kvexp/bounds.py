@@ -7,9 +7,7 @@ from typing import Any
 
 from kvexp.deployment import Deployment
 from kvexp.engine import CachePlan, Engine, Quota
-from kvexp.results import Profile, Refusal, Result
-
-TERMS = ("non_torch", "weights", "activation", "cudagraph")
+from kvexp.results import TERMS, Profile, Refusal, Result
 
 
 def bounded(

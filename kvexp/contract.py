@@ -19,7 +19,7 @@ from kvexp.request import (
     parse_bytes_of,
     share_of_total,
 )
-from kvexp.results import UNDER_LOAD, KvGroup, Part, Profile, Provenance, Refusal, Stage
+from kvexp.results import TERMS, UNDER_LOAD, KvGroup, Part, Profile, Provenance, Refusal, Stage
 from kvexp.simulate.allocator import CachingAllocator
 from kvexp.units import GIB, KIB, MIB, gib
 from kvexp.weights import Slice, Tensor
@@ -49,6 +49,7 @@ __all__ = [
     "GIB",
     "KIB",
     "MIB",
+    "TERMS",
     "UNDER_LOAD",
     "CachePlan",
     "CachingAllocator",

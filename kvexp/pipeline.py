@@ -336,9 +336,12 @@ def summary(
 
 def _uncaptured(result: Result, refusal: Refusal) -> Result:
     """A point whose cache has its blocks, for which the engine captures no graphs."""
-    reason = refusal.message
     return replace(
-        result, status=Status.infeasible, stage=Stage.graphs, reason=reason, refusal=refusal
+        result,
+        status=Status.infeasible,
+        stage=Stage.graphs,
+        reason=refusal.message,
+        refusal=refusal,
     )
 
 

@@ -463,6 +463,11 @@ class Gpu:
         listed = int(round(self.total_printed_gib * 100) * GIB // 100)
         return int(GIB * 0.005) if self.total_bytes == listed else 0
 
+    @property
+    def context_error_bytes(self) -> int:
+        """Half of a context that was not measured on the card, else 0."""
+        return 0 if self.context_from is None else int(self.context_bytes) // 2
+
 
 LARGEST = 1 << 40
 LIMITS = {

@@ -91,6 +91,10 @@ class Part:
         return 0 if self.high_bytes is None else max(0, self.high_bytes - self.size_bytes)
 
 
+TERMS = ("weights", "activation", "non_torch", "cudagraph")
+"""The parts of a profile that every engine has."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
     """Device memory of one rank that is taken before the KV cache exists.

@@ -144,9 +144,7 @@ def used_before_load(deployment: Deployment, *, after_communicator: bool = False
     """What is not free at the baseline, as far off as `free_at_start` assumes it."""
     gpu = deployment.gpu
     size = deployment.total_bytes - deployment.free_bytes
-    less = more = 0
-    if gpu.free_bytes is None and gpu.context_from is not None:
-        less = more = gpu.context_bytes // 2
+    less = more = gpu.context_error_bytes if gpu.free_bytes is None else 0
     if gpu.free_bytes is None and after_communicator and deployment.num_ranks > 1:
         less, more = less + COMMUNICATOR_BYTES, more + COMMUNICATOR_BYTES // 2
     return Part(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvexp.contract import (
+    TERMS,
     CachePlan,
     Deployment,
     DeviceFacts,
@@ -17,8 +18,6 @@ from kvexp.contract import (
     RankShape,
     parse_bytes_of,
 )
-
-TERMS = ("weights", "activation", "non_torch", "cudagraph")
 
 
 @dataclass

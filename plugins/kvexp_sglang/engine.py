@@ -114,7 +114,7 @@ class Sglang(FreeMemoryEngine):
             pp_partition=tuple(knobs.pp_partition) if knobs.pp_partition else None,
             enforce_eager=knobs.enforce_eager,
             total_bytes=knobs.gpu.total_bytes,
-            free_bytes=terms.free_at_start(knobs, after_communicator=True),
+            free_bytes=terms.free_at_start(knobs, after_communicator=self.connects_before),
             used_by_others_bytes=knobs.gpu.used_by_others_bytes,
             lora=lora.room(knobs, self.lora_target_modules, release),
             speculation=drafts,

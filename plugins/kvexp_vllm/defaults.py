@@ -1,5 +1,6 @@
 """What vLLM chooses where the user chose nothing (`engine/arg_utils.py`, `config/model.py`)."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from kvexp.contract import (
@@ -144,26 +145,14 @@ def block_size(knobs: Knobs, kv_dtype: KvDtype) -> int:
     return 32 if capability.startswith("10.") else 16
 
 
-def check_runner(runner: str) -> None:
-    """What the model is run for.
+def check_choice(option: str, value: str, allowed: Sequence[str]) -> None:
+    """Whether an option of the engine is among its values.
 
     Raises:
-        InvalidValue: it is nothing that a runner is for.
+        InvalidValue: it is not.
     """
-    if runner not in RUNNERS:
-        allowed = ", ".join(RUNNERS)
-        raise InvalidValue(f"engine.runner must be one of {allowed}, got {runner!r}")
-
-
-def check_performance(mode: str) -> None:
-    """What the engine is tuned for.
-
-    Raises:
-        InvalidValue: it is no mode.
-    """
-    if mode not in PERFORMANCE_MODES:
-        allowed = ", ".join(PERFORMANCE_MODES)
-        raise InvalidValue(f"engine.performance_mode must be one of {allowed}, got {mode!r}")
+    if value not in allowed:
+        raise InvalidValue(f"engine.{option} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def check_block_size(knobs: Knobs) -> None:

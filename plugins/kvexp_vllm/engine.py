@@ -114,7 +114,7 @@ class Vllm(Engine):
 
     def __post_init__(self) -> None:
         named = ("cudagraph_mode", "mm_encoder_tp_mode", "performance_mode", "mamba_cache_mode")
-        for name in (*named, "runner"):
+        for name in ("runner", *named):
             value = getattr(self, name)
             setattr(self, name, value if value is None else value.lower())
 
@@ -191,8 +191,8 @@ class Vllm(Engine):
         self._cache_memory_bytes()
         offload.check(self.cpu_offload_gb, self.version, rules, lora=adapters is not None)
         graphs.check(self._graphs)
-        defaults.check_performance(self.performance_mode)
-        defaults.check_runner(self.runner)
+        defaults.check_choice("performance_mode", self.performance_mode, defaults.PERFORMANCE_MODES)
+        defaults.check_choice("runner", self.runner, defaults.RUNNERS)
         unasked = {item.name: item.default for item in fields(self)}
         flags.check(knobs, drafts, self._options, unasked)
         prefixes = states.asked(self._options)
@@ -505,14 +505,14 @@ class Vllm(Engine):
     def _before_baseline(self, deployment: Deployment) -> tuple[Part, ...]:
         """What a rank has in use before its baseline."""
         gpu = deployment.gpu
-        assumed = gpu.context_from is not None
+        error = gpu.context_error_bytes
         context = Part(
             name="context",
             size_bytes=gpu.context_bytes,
-            provenance=Provenance.assumed if assumed else Provenance.derived,
+            provenance=Provenance.assumed if error else Provenance.derived,
             reason="one CUDA context, in use before the baseline",
-            low_bytes=gpu.context_bytes // 2 if assumed else None,
-            high_bytes=gpu.context_bytes * 3 // 2 if assumed else None,
+            low_bytes=gpu.context_bytes - error if error else None,
+            high_bytes=gpu.context_bytes + error if error else None,
         )
         connected = parts.predicted(
             "communicators",

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kvexp.contract import (
+    TERMS,
     CachePlan,
     Deployment,
     DeviceFacts,
@@ -25,8 +26,6 @@ from kvexp.contract import (
     UnusableReading,
 )
 from kvexp_vllm_worker.planned import Planned
-
-_TERMS = ("weights", "activation", "non_torch", "cudagraph")
 
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -262,7 +261,7 @@ class WorkerMeasurement(Measurement):
 
 
 def _sizes(profile: Profile) -> dict[str, int]:
-    return {f"{name}_bytes": getattr(profile, name).size_bytes for name in _TERMS}
+    return {f"{name}_bytes": getattr(profile, name).size_bytes for name in TERMS}
 
 
 def _profile(found: Mapping[str, Any]) -> Profile:
