@@ -13,6 +13,7 @@ from rich.table import Table
 from kvexp import registry
 from kvexp.arguments import ArgumentParser, cannot_go_on
 from kvexp.errors import InvalidValue, ProfilerUnavailable, RequestError
+from kvexp.interrupt import in_one_line
 from kvexp.profiler import Profiler
 from kvexp.request import Gpu, Model
 from kvexp.schema import typed
@@ -130,4 +131,5 @@ def _table(*columns: str) -> Table:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with in_one_line():
+        sys.exit(main())

@@ -1,6 +1,7 @@
 """Odd requests that were once accepted, lost or answered with a traceback."""
 
 import json
+import runpy
 import signal
 import subprocess
 import sys
@@ -389,3 +390,25 @@ def test_an_output_that_is_full_is_one_line(module, tmp_path):
 
     said = "kvexp: cannot go on: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (2, said)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("module", "given", "reads"),
+    [
+        ("kvexp.startup_logs", ["start.log"], "kvexp.startup_logs.read_text"),
+        ("kvexp.list", ["engines"], "kvexp.registry.config_dirs"),
+    ],
+)
+def test_an_interrupt_of_a_command_beside_the_runner_is_one_line(
+    module, given, reads, monkeypatch, capsys
+):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reads, interrupted)
+    monkeypatch.setattr(sys, "argv", [module, *given])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(module, run_name="__main__")
+
+    assert (ended.value.code, capsys.readouterr().err) == (130, "kvexp: interrupted\n")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvexp.arguments import ArgumentParser, cannot_go_on
+from kvexp.interrupt import in_one_line
 from kvexp.startup_logs import UnreadableLog, read_log, read_text
 
 
@@ -32,4 +33,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with in_one_line():
+        sys.exit(main())
